@@ -1,0 +1,48 @@
+// Checkpoints: `<dir>/global_step_N/` is an ordinary HF directory (bf16) with `state/` beside the weights.
+//
+// state/manifest.json  {"format": 1, "step": N, "files": {name: {"bytes", "sha256"}}, "tensors": {name: {"global_shape",
+//                      "offset", "file"}}, "trainer": {...}}; state/master.safetensors (fp32 masters),
+//                      state/moments.safetensors (m.<name>, v.<name>), no pickle anywhere.
+// Save: temporary folder -> write -> fsync -> rename -> `latest_checkpointed_iteration.txt` (temp + rename) -> only
+// then are old ones deleted. Load: only a folder whose manifest verifies; otherwise the newest older one that does.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "banyan/models/causal_lm.h"
+#include "banyan/optim/adamw.h"
+
+namespace banyan::checkpoint {
+
+// What the trainer must find again beside weights and moments; all counter-based, so a few integers do.
+struct TrainerState {
+  int64_t global_step = 0;
+  int64_t epoch = 0;
+  int64_t rows_consumed = 0;      // of the current epoch
+  std::string extra;              // JSON of the host: data loader position, anything it needs
+};
+
+// Writes `<dir>/global_step_N`; `config_from` is the HF directory whose config and tokenizer are copied.
+// Throws FileError; the previous checkpoint is untouched then. Keeps the newest `max_to_keep` (0 = all).
+void save(const std::string& directory,
+          models::CausalLM& model,
+          optim::AdamW& optimizer,
+          const TrainerState& state,
+          const std::string& config_from,
+          int64_t max_to_keep);
+
+struct Found {
+  std::string path;                    // .../global_step_N
+  std::vector<std::string> rejected;   // "<path>: <reason>" of newer ones that did not verify
+};
+
+// The newest checkpoint under `directory` whose manifest and hashes verify.
+std::optional<Found> find_latest(const std::string& directory);
+
+// Restores masters, moments and the optimizer's step count in place (bit for bit) and repacks.
+TrainerState load(const std::string& path, models::CausalLM& model, optim::AdamW& optimizer);
+
+}  // namespace banyan::checkpoint

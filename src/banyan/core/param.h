@@ -1,0 +1,47 @@
+// ParamTable: what the optimizer, the checkpoint and (later) the parallel layers see of a model. A parameter
+// is a named fp32 master with a gradient buffer; the compute form (packed bf16, plain copy, ...) belongs to
+// the layer that reads it, which registers `repack` to rebuild it from the master.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace banyan {
+
+struct Param {
+  std::string name;   // HF name on disk: "model.layers.0.self_attn.q_proj.weight"
+  at::Tensor master;  // fp32 (fp64 for a fp64 model), contiguous; may be a row range of a fused matrix
+  at::Tensor grad;    // same shape and dtype, or undefined until ensure_grads(); gradients are added in place
+};
+
+class ParamTable {
+ public:
+  // Adds a parameter; throws [banyan bug] on a duplicate name. The index is stable.
+  int64_t add(std::string name, at::Tensor master);
+  // Registers the function that rebuilds one compute form after masters changed.
+  void on_repack(std::function<void()> repack);
+  // Registers the function that lends a gradient buffer to one or more params (fused matrices).
+  void on_ensure_grads(std::function<void()> allocate);
+
+  std::vector<Param>& params() { return params_; }
+  const std::vector<Param>& params() const { return params_; }
+  // Throws [param] with the nearest facts if `name` is unknown.
+  Param& at(const std::string& name);
+  bool contains(const std::string& name) const;
+  int64_t num_elements() const;
+
+  void ensure_grads();  // allocates zeroed gradients that are missing
+  void zero_grads();
+  void drop_grads();    // frees them (inference)
+  void repack();        // masters -> compute forms, in registration order
+
+ private:
+  std::vector<Param> params_;
+  std::vector<std::function<void()>> repack_;
+  std::vector<std::function<void()>> allocate_;
+};
+
+}  // namespace banyan

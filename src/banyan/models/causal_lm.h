@@ -1,0 +1,83 @@
+// CausalLM: what training and rollout see of a model. All supported decoders share one block structure
+// (nn/decoder.h); an architecture file (llama.cpp, qwen2.cpp, qwen3.cpp) reads its config.json and chooses.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+
+#include "banyan/core/attention_context.h"
+#include "banyan/core/device.h"
+#include "banyan/core/param.h"
+#include "banyan/ops/linear.h"
+
+namespace banyan::models {
+
+// Sizes that others need.
+struct ModelShape {
+  std::string architecture;  // "llama", "qwen2", "qwen3"
+  int64_t vocab = 0;
+  int64_t hidden = 0;
+  int64_t layers = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t intermediate = 0;
+  int64_t max_positions = 0;
+  bool tied = false;
+};
+
+// Activations that one forward saved for its backward; belongs to one block of the plan.
+class Saved {
+ public:
+  virtual ~Saved() = default;
+};
+
+class CausalLM {
+ public:
+  virtual ~CausalLM() = default;
+
+  virtual const ModelShape& shape() const = 0;
+  virtual const ComputeOptions& options() const = 0;
+  virtual ParamTable& params() = 0;
+
+  // ids, positions [T] int32 on the model's device -> hidden [T, E] after the final norm, compute dtype.
+  // With `saved`, fills it for backward (one object per forward).
+  virtual at::Tensor forward(const at::Tensor& ids,
+                             const at::Tensor& positions,
+                             AttentionContext& attention,
+                             std::unique_ptr<Saved>* saved) = 0;
+
+  // grad_hidden [T, E] of the same forward -> adds every parameter's gradient (head excepted: its rows are
+  // added by ops::edge_logprob_backward into head_grad()). Consumes `saved`.
+  virtual void backward(std::unique_ptr<Saved> saved,
+                        const at::Tensor& grad_hidden,
+                        AttentionContext& attention) = 0;
+
+  virtual const ops::LinearWeight& head() const = 0;  // [V, E]; the embedding if tied
+  virtual at::Tensor& head_grad() = 0;                // [V, E]; params().ensure_grads() first
+};
+
+struct LoadOptions {
+  ComputeOptions compute;
+  bool with_backward = true;  // also keep what backward needs (packed transposes)
+};
+
+// Loads an HF directory: config.json and safetensors (sharded or not). Throws FileError naming file, tensor
+// and reason; a missing or unexpected tensor name is an error that lists them all.
+std::unique_ptr<CausalLM> load_model(const std::string& directory, const LoadOptions& options);
+
+// A model of the given config.json text with normal(0, initializer_range) weights, for tests and `doctor`.
+std::unique_ptr<CausalLM> random_model(const std::string& config_json,
+                                       uint64_t seed,
+                                       const LoadOptions& options);
+
+// Writes config.json (copied from `config_from`, an HF directory, with dtype set), safetensors shards in
+// `dtype` and the tokenizer files found there. `directory` must not exist yet.
+void save_model(CausalLM& model,
+                const std::string& config_from,
+                const std::string& directory,
+                at::ScalarType dtype);
+
+}  // namespace banyan::models

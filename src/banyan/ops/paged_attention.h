@@ -1,0 +1,85 @@
+// Attention over a pool of key/value pages, for the rollout. A page holds kPathTile consecutive path positions
+// of one sequence (or of the trunk that several share), in the same tile layout that trie attention packs,
+// so a row attended here has the bits it has in training, whatever rides in the same batch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "banyan/core/attention_context.h"
+#include "banyan/core/device.h"
+#include "banyan/ops/trie_attention.h"
+
+namespace banyan::ops {
+
+// Keys and values of all layers. A page is addressed by one index valid in every layer.
+class KvPool {
+ public:
+  KvPool(int64_t num_layers,
+         int64_t num_kv_heads,
+         int64_t head_dim,
+         int64_t num_pages,
+         const ComputeOptions& options);
+
+  int64_t num_pages() const { return num_pages_; }
+  // Bytes of one page over all layers.
+  int64_t page_bytes() const;
+  static int64_t page_bytes(int64_t num_layers,
+                            int64_t num_kv_heads,
+                            int64_t head_dim,
+                            const ComputeOptions& options);
+  // Copies a whole page in every layer (copy-on-write of a shared tail).
+  void copy_page(int32_t from, int32_t to);
+
+  // Storage of one layer: native [pages, K, 2, tile bytes...] bf16 tiles, aten [pages, kPathTile, K, 2, D].
+  at::Tensor& layer(int64_t index) { return layers_.at(index); }
+  const ComputeOptions& options() const { return options_; }
+  int64_t num_kv_heads() const { return num_kv_heads_; }
+  int64_t head_dim() const { return head_dim_; }
+
+ private:
+  int64_t num_kv_heads_;
+  int64_t head_dim_;
+  int64_t num_pages_;
+  ComputeOptions options_;
+  std::vector<at::Tensor> layers_;
+};
+
+// The tokens of one forward pass of the rollout: consecutive runs, one per sequence (a prefill chunk, or one
+// token of a decode). Runs of siblings stand next to each other, so a page that they share is read once.
+struct PagedRun {
+  int32_t num_tokens = 0;        // tokens of this run in the batch
+  int32_t first_position = 0;    // path position of its first token
+  std::vector<int32_t> pages;    // pages of path positions 0..first_position + num_tokens - 1
+};
+
+// Writes k, v of the batch into the pool, then attends. Pages that are written must have one owner, or be
+// written by one run only. Backward throws: rollout only infers.
+class PagedAttention final : public AttentionContext {
+ public:
+  PagedAttention(KvPool& pool, std::vector<PagedRun> runs);
+  ~PagedAttention() override;
+
+  at::Tensor forward(int64_t layer,
+                     const at::Tensor& q,
+                     const at::Tensor& k,
+                     const at::Tensor& v,
+                     double scale,
+                     at::Tensor* lse) override;
+  AttentionGradients backward(int64_t layer,
+                              const at::Tensor& grad_out,
+                              const at::Tensor& q,
+                              const at::Tensor& k,
+                              const at::Tensor& v,
+                              const at::Tensor& out,
+                              const at::Tensor& lse,
+                              double scale) override;
+
+ private:
+  KvPool& pool_;
+  std::vector<PagedRun> runs_;
+};
+
+}  // namespace banyan::ops

@@ -1,0 +1,19 @@
+// SwiGLU: y = silu(gate) * up (Shazeer, "GLU variants improve transformer", 2020). gate and up are the two
+// halves of one row, as the fused projection writes them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "banyan/core/device.h"
+
+namespace banyan::ops {
+
+// gate_up [T, 2F] -> [T, F], fp32 arithmetic with one rounding.
+at::Tensor swiglu_forward(const at::Tensor& gate_up, const ComputeOptions& options);
+
+// dy [T, F] -> d(gate_up) [T, 2F].
+at::Tensor swiglu_backward(const at::Tensor& dy,
+                           const at::Tensor& gate_up,
+                           const ComputeOptions& options);
+
+}  // namespace banyan::ops
