@@ -20,8 +20,7 @@ namespace banyan::checkpoint {
 // What the trainer must find again beside weights and moments; all counter-based, so a few integers do.
 struct TrainerState {
   int64_t global_step = 0;
-  int64_t epoch = 0;
-  int64_t rows_consumed = 0;      // of the current epoch
+  int64_t skipped_in_a_row = 0;   // updates skipped for a non-finite norm, ending at this step
   std::string extra;              // JSON of the host: data loader position, anything it needs
 };
 

@@ -1,5 +1,6 @@
-// AttentionContext: the only thing an attention layer knows about where its keys and values are. Training
-// uses the trie of a block (ops/trie_attention.h), rollout the paged pool (ops/paged_attention.h).
+// AttentionContext: the only thing an attention layer knows about where its keys and values are.
+// Training uses the trie of a block (ops/trie_attention.h), rollout the paged pool
+// (ops/paged_attention.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,8 +18,8 @@ class AttentionContext {
   virtual ~AttentionContext() = default;
 
   // o[T, H, D] = softmax(scale q kᵀ over the ancestors of each token and itself) v.
-  // q [T, H, D], k and v [T, K, D] in the compute dtype, after norm and RoPE; query head h reads kv head
-  // h / (H / K). `lse` [T, H] fp32 (fp64 for fp64 inputs) is written when it is not null.
+  // q [T, H, D], k and v [T, K, D] in the compute dtype, after norm and RoPE; query head h reads kv
+  // head h / (H / K). `lse` [T, H] fp32 (fp64 for fp64 inputs) is written when it is not null.
   virtual at::Tensor forward(int64_t layer,
                              const at::Tensor& q,
                              const at::Tensor& k,

@@ -1,6 +1,7 @@
-// The configuration of a run, as the core reads it. Field names are verl's keys; each struct says which node
-// of the tree it mirrors. There are no defaults here: values come from the resolved tree
-// (python/banyan/conf/*.yaml), through train/config_json.cpp, the one function that fills these structs.
+// The configuration of a run, as the core reads it. Field names are verl's keys; each struct says
+// which node of the tree it mirrors. There are no defaults here: values come from the resolved tree
+// (python/banyan/conf/*.yaml), through train/config_json.cpp, the one function that fills these
+// structs.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ struct ModelConfig {  // actor_rollout_ref.model
 };
 
 struct SharingConfig {  // actor_rollout_ref.sharing
-  std::string mode;         // auto | on | off
+  std::string mode;     // auto | on | off
   int64_t min_prefix_len;
   int64_t min_group_size;
 };
@@ -33,11 +34,12 @@ struct OptimConfig {  // actor_rollout_ref.actor.optim
   double clip_grad;
 };
 
-struct ActorConfig {  // actor_rollout_ref.actor
-  int64_t ppo_mini_batch_size;                         // prompts; times rollout.n samples
+struct ActorConfig {                                    // actor_rollout_ref.actor
+  int64_t ppo_mini_batch_size;                          // prompts; times rollout.n samples
   std::optional<int64_t> ppo_micro_batch_size_per_gpu;  // samples that end in one block
   bool use_dynamic_bsz;
-  int64_t ppo_max_token_len_per_gpu;  // tokens of one block, when use_dynamic_bsz or no micro-batch size is set
+  int64_t ppo_max_token_len_per_gpu;  // tokens of one block, when use_dynamic_bsz or no micro-batch
+                                      // size is set
   int64_t ppo_epochs;
   bool shuffle;
   uint64_t data_loader_seed;
@@ -99,20 +101,22 @@ struct TrainerConfig {  // trainer
 
 struct Config {
   ModelConfig model;
-  std::optional<std::string> ref_model_path;  // actor_rollout_ref.ref.model.path; the actor's start otherwise
+  std::optional<std::string>
+      ref_model_path;  // actor_rollout_ref.ref.model.path; the actor's start otherwise
   SharingConfig sharing;
   ActorConfig actor;
   RolloutConfig rollout;
   AlgorithmConfig algorithm;
   TrainerConfig trainer;
-  int64_t train_batch_size;      // data.train_batch_size, prompts
-  int64_t max_prompt_length;     // data.max_prompt_length
-  int64_t num_train_rows;        // filled by the shell: rows after filtering
+  int64_t train_batch_size;       // data.train_batch_size, prompts
+  int64_t max_prompt_length;      // data.max_prompt_length
+  int64_t num_train_rows;         // filled by the shell: rows after filtering
   std::vector<int32_t> stop_ids;  // filled by the shell: EOS ids of tokenizer and generation config
-  std::string kernels;           // banyan.kernels: native | aten
-  bool force_old_log_prob;       // banyan.force_old_log_prob: always run the old-log-prob pass
-  int64_t max_nonfinite_steps;   // banyan.max_nonfinite_steps: stop after that many skipped updates in a row
-  double max_failed_frac;        // banyan.reward.max_failed_frac
+  std::string kernels;            // banyan.kernels: native | aten
+  bool force_old_log_prob;        // banyan.force_old_log_prob: always run the old-log-prob pass
+  int64_t max_nonfinite_steps;  // banyan.max_nonfinite_steps: stop after that many skipped updates
+                                // in a row
+  double max_failed_frac;       // banyan.reward.max_failed_frac
 };
 
 }  // namespace banyan

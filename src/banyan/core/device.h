@@ -5,8 +5,9 @@
 
 namespace banyan {
 
-// banyan.kernels: `native` uses our CPU kernels where they exist (bf16 on a CPU); `aten` uses plain LibTorch
-// operators for everything and so runs on any device. Both give the same result within rounding.
+// banyan.kernels: `native` uses our CPU kernels where they exist (bf16 on a CPU); `aten` uses plain
+// LibTorch operators for everything and so runs on any device. Both give the same result within
+// rounding.
 enum class Kernels { kNative, kAten };
 
 // How a model's weights and activations are held.

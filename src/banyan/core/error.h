@@ -29,15 +29,16 @@ class FileError : public std::runtime_error {
 }  // namespace banyan
 
 // BANYAN_CHECK(budget >= 1, "[plan] budget: wanted >= 1 token, got ", budget);
-#define BANYAN_CHECK(condition, ...)                                                 \
-  do {                                                                               \
-    if (!(condition)) [[unlikely]]                                                   \
-      ::banyan::detail::throw_value_error(::banyan::detail::concat(__VA_ARGS__));    \
+#define BANYAN_CHECK(condition, ...)                                              \
+  do {                                                                            \
+    if (!(condition)) [[unlikely]]                                                \
+      ::banyan::detail::throw_value_error(::banyan::detail::concat(__VA_ARGS__)); \
   } while (false)
 
 // For what only a bug in banyan can break.
-#define BANYAN_ASSERT(condition, ...)                                                             \
-  do {                                                                                            \
-    if (!(condition)) [[unlikely]]                                                                \
-      ::banyan::detail::throw_logic_error(__FILE__, __LINE__, ::banyan::detail::concat(__VA_ARGS__)); \
+#define BANYAN_ASSERT(condition, ...)                                 \
+  do {                                                                \
+    if (!(condition)) [[unlikely]]                                    \
+      ::banyan::detail::throw_logic_error(                            \
+          __FILE__, __LINE__, ::banyan::detail::concat(__VA_ARGS__)); \
   } while (false)

@@ -1,5 +1,6 @@
-// Host: the outside world as the core sees it. The Python shell implements it (python/bindings/host.cpp),
-// testing/fake_host.h implements it for C++ tests. Every call comes from the training thread. Torch-free.
+// Host: the outside world as the core sees it. The Python shell implements it
+// (python/bindings/host.cpp), testing/fake_host.h implements it for C++ tests. Every call comes
+// from the training thread. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 namespace banyan {
 
 struct PromptRow {
-  int64_t row = 0;              // index of the row in its data set: part of the noise key, unique in a batch
+  int64_t row = 0;  // index of the row in its data set: part of the noise key, unique in a batch
   std::vector<int32_t> tokens;  // templated and tokenised
 };
 
@@ -23,14 +24,15 @@ class Host {
  public:
   virtual ~Host() = default;
 
-  // The next `num_rows` training rows, in the loader's (seeded) order; fewer only at the end of the data.
+  // The next `num_rows` training rows, in the loader's (seeded) order; fewer only at the end of the
+  // data.
   virtual std::vector<PromptRow> next_prompts(int64_t num_rows) = 0;
   virtual std::vector<PromptRow> validation_prompts() = 0;
 
   // Hands a finished trajectory to the scorer and returns at once; scoring overlaps generation.
   virtual void submit(const Trajectory& trajectory, bool validation) = 0;
-  // Waits for the scores of everything submitted and not yet collected. Ends in bounded time: a scorer that
-  // crashes or hangs yields Score{failed = true, reason}.
+  // Waits for the scores of everything submitted and not yet collected. Ends in bounded time: a
+  // scorer that crashes or hangs yields Score{failed = true, reason}.
   virtual std::vector<Score> poll() = 0;
 
   // Sample texts for report and dumps: one call per step (or validation), after scoring.
@@ -38,7 +40,8 @@ class Host {
                           bool validation,
                           const std::vector<Trajectory>& trajectories,
                           const std::vector<Score>& scores) = 0;
-  // Validation metrics ("val-core/...") of one validation pass, computed by the shell per data source.
+  // Validation metrics ("val-core/...") of one validation pass, computed by the shell per data
+  // source.
   virtual Metrics validation_metrics(const std::vector<Trajectory>& trajectories,
                                      const std::vector<Score>& scores) = 0;
 

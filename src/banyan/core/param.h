@@ -1,6 +1,7 @@
-// ParamTable: what the optimizer, the checkpoint and (later) the parallel layers see of a model. A parameter
-// is a named fp32 master with a gradient buffer; the compute form (packed bf16, plain copy, ...) belongs to
-// the layer that reads it, which registers `repack` to rebuild it from the master.
+// ParamTable: what the optimizer, the checkpoint and (later) the parallel layers see of a model. A
+// parameter is a named fp32 master with a gradient buffer; the compute form (packed bf16, plain
+// copy, ...) belongs to the layer that reads it, which registers `repack` to rebuild it from the
+// master.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,9 +13,11 @@
 namespace banyan {
 
 struct Param {
-  std::string name;   // HF name on disk: "model.layers.0.self_attn.q_proj.weight"
-  at::Tensor master;  // fp32 (fp64 for a fp64 model), contiguous; may be a row range of a fused matrix
-  at::Tensor grad;    // same shape and dtype, or undefined until ensure_grads(); gradients are added in place
+  std::string name;  // HF name on disk: "model.layers.0.self_attn.q_proj.weight"
+  at::Tensor
+      master;  // fp32 (fp64 for a fp64 model), contiguous; may be a row range of a fused matrix
+  at::Tensor grad;  // same shape and dtype, or undefined until ensure_grads(); gradients are added
+                    // in place
 };
 
 class ParamTable {
@@ -35,8 +38,8 @@ class ParamTable {
 
   void ensure_grads();  // allocates zeroed gradients that are missing
   void zero_grads();
-  void drop_grads();    // frees them (inference)
-  void repack();        // masters -> compute forms, in registration order
+  void drop_grads();  // frees them (inference)
+  void repack();      // masters -> compute forms, in registration order
 
  private:
   std::vector<Param> params_;

@@ -1,5 +1,6 @@
-// Registry<T>: names to T, filled by explicit calls from a list file (static initialisers get dropped from
-// static libraries). A duplicate name throws; an unknown name throws and prints the known ones. Torch-free.
+// Registry<T>: names to T, filled by explicit calls from a list file (static initialisers get
+// dropped from static libraries). A duplicate name throws; an unknown name throws and prints the
+// known ones. Torch-free.
 #pragma once
 
 #include <map>
@@ -22,7 +23,8 @@ class Registry {
 
   const T& get(const std::string& name) const {
     const auto found = entries_.find(name);
-    BANYAN_CHECK(found != entries_.end(), "[", kind_, "] wanted one of ", known(), ", got '", name, "'");
+    BANYAN_CHECK(
+        found != entries_.end(), "[", kind_, "] wanted one of ", known(), ", got '", name, "'");
     return found->second;
   }
 

@@ -1,6 +1,6 @@
-// Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-// SC 2011). A draw is a pure function of (key, counter), so batch-mates, order, threads and restarts cannot
-// change it. Torch-free.
+// Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
+// 1, 2, 3", SC 2011). A draw is a pure function of (key, counter), so batch-mates, order, threads
+// and restarts cannot change it. Torch-free.
 #pragma once
 
 #include <array>
@@ -19,7 +19,8 @@ struct NoiseKey {
   uint64_t index = 0;
 };
 
-// Uniform in [0, 1) with 24 random bits, for the token at absolute `position` of the response's sequence.
+// Uniform in [0, 1) with 24 random bits, for the token at absolute `position` of the response's
+// sequence.
 float uniform(const NoiseKey& key, uint64_t position);
 
 }  // namespace banyan

@@ -14,18 +14,20 @@ struct Sample {
   std::vector<int32_t> tokens;     // prompt, then response; at least one token
   std::vector<int32_t> positions;  // position ids, same length; empty means 0, 1, 2, ...
   std::vector<uint8_t> scored;     // same length: 1 = the log-probability of this token is wanted.
-                                   // scored[0] is ignored (a first token has no source); empty = all
+                                // scored[0] is ignored (a first token has no source); empty = all
 };
 
 enum class FinishReason : uint8_t { kStop, kLength, kAbort };
 
-// One response of the rollout with all that training needs of it. All vectors are of the response's length.
+// One response of the rollout with all that training needs of it. All vectors are of the response's
+// length.
 struct Trajectory {
-  int64_t row = 0;    // data row (position in the training batch); trajectories of one row form a group
+  int64_t row =
+      0;  // data row (position in the training batch); trajectories of one row form a group
   int32_t index = 0;  // 0..n-1 inside the group
   std::vector<int32_t> prompt;
   std::vector<int32_t> response;
-  std::vector<uint8_t> response_mask;   // 1 = produced by the policy
+  std::vector<uint8_t> response_mask;    // 1 = produced by the policy
   std::vector<float> rollout_log_probs;  // log_softmax(z / T)[token], before top-k / top-p
   FinishReason finish = FinishReason::kStop;
 };
@@ -34,8 +36,9 @@ struct Trajectory {
 struct Score {
   int64_t row = 0;
   int32_t index = 0;
-  bool failed = false;   // the scorer crashed, hung or returned no finite number: leave the sample out
-  std::string reason;    // why it failed
+  bool failed =
+      false;  // the scorer crashed, hung or returned no finite number: leave the sample out
+  std::string reason;  // why it failed
   double value = 0.0;
   std::vector<std::pair<std::string, double>> extra;  // other numeric entries ("acc", ...), logged
 };

@@ -1,0 +1,14 @@
+// The one function that fills the core's configuration from the resolved tree (JSON text of verl's
+// keys, plus a node "_shell" with what only the shell can know).
+#pragma once
+
+#include <string>
+
+#include "banyan/core/config.h"
+
+namespace banyan::train {
+
+// Throws [config] "<key>: wanted <type>, got <value>" for a missing key or a wrong type.
+Config config_from_json(const std::string& text);
+
+}  // namespace banyan::train

@@ -1,0 +1,47 @@
+// One optimizer step on one mini-batch: plan, walk {forward, loss, backward}, clip, AdamW, repack.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "banyan/algo/loss.h"
+#include "banyan/core/config.h"
+#include "banyan/models/causal_lm.h"
+#include "banyan/optim/adamw.h"
+#include "banyan/train/batch.h"
+
+namespace banyan::train {
+
+struct UpdateResult {
+  algo::LossMetrics loss;            // exact sums over the mini-batch
+  double num_tokens = 0.0;           // N
+  double num_sequences = 0.0;        // B
+  double entropy_sum = 0.0;          // over masked tokens
+  double grad_norm = 0.0;            // before clipping
+  bool skipped = false;              // a non-finite norm: weights unchanged
+  int64_t logical_tokens = 0;        // T0
+  int64_t unique_tokens = 0;         // T1 of the uncut trie
+  int64_t computed_tokens = 0;       // with replayed trunks
+  std::vector<at::Tensor> log_prob;  // per trajectory of the mini-batch, as this pass computed them
+  std::vector<std::string> warnings;
+};
+
+algo::LossOptions loss_options(const Config& config);
+
+// Throws [config] naming the key for a bad value; call before a model loads.
+void check_update_config(const Config& config);
+
+UpdateResult update(const Config& config,
+                    const Batch& batch,
+                    const std::vector<int64_t>& mini_batch,
+                    double lr,
+                    models::CausalLM& model,
+                    optim::AdamW& optimizer);
+
+// Gradients of the mini-batch only (no clipping, no optimizer): parity tests and update() itself.
+UpdateResult accumulate_gradients(const Config& config,
+                                  const Batch& batch,
+                                  const std::vector<int64_t>& mini_batch,
+                                  models::CausalLM& model);
+
+}  // namespace banyan::train
