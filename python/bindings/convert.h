@@ -1,0 +1,36 @@
+// Python values to the core's structs and back. Wrong types become Python TypeErrors through pybind11.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <string>
+
+#include "banyan/core/device.h"
+#include "banyan/core/host.h"
+#include "banyan/core/sample.h"
+
+namespace banyan::bindings {
+
+namespace py = pybind11;
+
+// "bf16" | "fp32" | "fp64"; "cpu" | "cuda" | "npu"; "native" | "aten". Throws [model] for another word.
+ComputeOptions compute_options(const std::string& dtype,
+                               const std::string& device,
+                               const std::string& kernels);
+
+py::dict to_dict(const Trajectory& trajectory);
+Trajectory trajectory_from(const py::dict& value);
+py::dict to_dict(const Score& score);
+Score score_from(const py::dict& value);
+
+// Entry `key` of `options` as T, or `fallback` if absent.
+template <typename T>
+T get_or(const py::dict& options, const char* key, T fallback) {
+  return options.contains(key) ? options[key].cast<T>() : fallback;
+}
+
+void bind_model(py::module_& module);
+void bind_engine(py::module_& module);
+void bind_train(py::module_& module);
+
+}  // namespace banyan::bindings

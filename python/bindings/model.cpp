@@ -1,0 +1,145 @@
+// Model, score: a model from an HF directory and log-probabilities through one trie.
+#include "convert.h"
+
+#include "banyan/models/causal_lm.h"
+#include "banyan/train/block_pass.h"
+#include "banyan/trie/plan.h"
+
+namespace banyan::bindings {
+namespace {
+
+std::vector<Sample> samples_from(const std::vector<std::vector<int32_t>>& ids) {
+  std::vector<Sample> samples;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    Sample sample;
+    sample.uid = static_cast<int64_t>(i);
+    sample.tokens = ids[i];
+    samples.push_back(std::move(sample));
+  }
+  return samples;
+}
+
+trie::PlanOptions plan_options(bool share, int64_t max_tokens_per_block) {
+  trie::PlanOptions options;
+  options.build.share = share;
+  options.max_tokens_per_block = max_tokens_per_block;
+  return options;
+}
+
+py::dict score(models::CausalLM& model,
+               const std::vector<std::vector<int32_t>>& ids,
+               bool share,
+               double temperature,
+               int64_t max_tokens_per_block) {
+  trie::Plan plan;
+  train::SampleScores scores;
+  {
+    py::gil_scoped_release release;
+    plan = trie::plan(samples_from(ids), plan_options(share, max_tokens_per_block));
+    scores = train::score_samples(model, plan, temperature, /*with_entropy=*/true);
+  }
+  py::dict out;
+  out["logprobs"] = scores.log_prob;
+  out["entropy"] = scores.entropy;
+  out["logical_tokens"] = plan.num_logical;
+  out["unique_tokens"] = plan.num_unique;
+  out["computed_tokens"] = plan.num_computed;
+  return out;
+}
+
+// Logits of every token of each sample, [tokens, V] fp32 or fp64: parity tests and small inputs only.
+std::vector<at::Tensor> logits(models::CausalLM& model,
+                               const std::vector<std::vector<int32_t>>& ids,
+                               bool share) {
+  py::gil_scoped_release release;
+  const std::vector<Sample> samples = samples_from(ids);
+  return train::sample_logits(model, samples, share);
+}
+
+py::dict shape_dict(const models::CausalLM& model) {
+  const models::ModelShape& shape = model.shape();
+  py::dict out;
+  out["architecture"] = shape.architecture;
+  out["vocab"] = shape.vocab;
+  out["hidden"] = shape.hidden;
+  out["layers"] = shape.layers;
+  out["heads"] = shape.heads;
+  out["kv_heads"] = shape.kv_heads;
+  out["head_dim"] = shape.head_dim;
+  out["intermediate"] = shape.intermediate;
+  out["max_positions"] = shape.max_positions;
+  out["tied"] = shape.tied;
+  return out;
+}
+
+}  // namespace
+
+void bind_model(py::module_& module) {
+  py::class_<models::CausalLM>(module, "Model", "A causal language model in an HF directory.")
+      .def_static(
+          "load",
+          [](const std::string& directory,
+             const std::string& dtype,
+             const std::string& device,
+             const std::string& kernels,
+             bool with_backward) {
+            const ComputeOptions options = compute_options(dtype, device, kernels);
+            py::gil_scoped_release release;
+            return models::load_model(directory, {options, with_backward});
+          },
+          py::arg("directory"),
+          py::arg("dtype") = "bf16",
+          py::arg("device") = "cpu",
+          py::arg("kernels") = "native",
+          py::arg("with_backward") = false,
+          "Loads config.json and safetensors of `directory`. Raises OSError naming file, tensor and reason.")
+      .def_property_readonly("shape", &shape_dict, "Sizes as a dict.")
+      .def(
+          "save",
+          [](models::CausalLM& model,
+             const std::string& directory,
+             const std::string& config_from,
+             const std::string& dtype) {
+            const ComputeOptions options = compute_options(dtype, "cpu", "native");
+            py::gil_scoped_release release;
+            models::save_model(model, config_from, directory, options.dtype);
+          },
+          py::arg("directory"),
+          py::arg("config_from"),
+          py::arg("dtype") = "bf16",
+          "Writes an HF directory that transformers loads.")
+      .def(
+          "params",
+          [](models::CausalLM& model) {
+            std::map<std::string, at::Tensor> out;
+            for (const Param& param : model.params().params()) out[param.name] = param.master;
+            return out;
+          },
+          "Name -> fp32 master (shared storage).")
+      .def(
+          "grads",
+          [](models::CausalLM& model) {
+            std::map<std::string, at::Tensor> out;
+            for (const Param& param : model.params().params()) {
+              if (param.grad.defined()) out[param.name] = param.grad;
+            }
+            return out;
+          },
+          "Name -> gradient (shared storage) of the last accumulate_gradients.");
+  module.def("score",
+             &score,
+             py::arg("model"),
+             py::arg("samples"),
+             py::arg("share") = true,
+             py::arg("temperature") = 1.0,
+             py::arg("max_tokens_per_block") = 0,
+             "Log-probabilities and entropies of tokens 1..n-1 of each sample: 1-D tensors per sample.");
+  module.def("logits",
+             &logits,
+             py::arg("model"),
+             py::arg("samples"),
+             py::arg("share") = true,
+             "Logits of every token of each sample, for small inputs.");
+}
+
+}  // namespace banyan::bindings

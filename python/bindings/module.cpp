@@ -1,0 +1,35 @@
+// The extension module banyan._C: convert, release the GIL, call, translate errors. No logic, no defaults of
+// the configuration.
+#include <ATen/Parallel.h>
+
+#include "convert.h"
+
+#include "banyan/core/error.h"
+#include "banyan/kernels/cpu/gemm.h"
+
+PYBIND11_MODULE(_C, module) {
+  namespace py = pybind11;
+  module.doc() = "banyan's C++ core.";
+  module.attr("torch_version") = BANYAN_TORCH_VERSION;
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (const banyan::FileError& file) {
+      PyErr_SetString(PyExc_OSError, file.what());
+    }
+  });
+  module.def(
+      "capabilities",
+      [] {
+        py::dict out;
+        out["gemm_kernel"] = banyan::kernels::gemm_kernel_name();
+        out["native_gemm"] = banyan::kernels::native_gemm_available();
+        out["num_threads"] = at::get_num_threads();
+        return out;
+      },
+      "Which kernels this processor runs.");
+  module.def("set_num_threads", &at::set_num_threads, py::arg("num_threads"));
+  banyan::bindings::bind_model(module);
+  banyan::bindings::bind_engine(module);
+  banyan::bindings::bind_train(module);
+}
