@@ -7,9 +7,12 @@ namespace {
 
 const char* name_of(FinishReason finish) {
   switch (finish) {
-    case FinishReason::kStop: return "stop";
-    case FinishReason::kLength: return "length";
-    case FinishReason::kAbort: return "abort";
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kAbort:
+      return "abort";
   }
   return "abort";
 }
@@ -17,7 +20,8 @@ const char* name_of(FinishReason finish) {
 FinishReason finish_from(const std::string& name) {
   if (name == "stop") return FinishReason::kStop;
   if (name == "length") return FinishReason::kLength;
-  BANYAN_CHECK(name == "abort", "[trajectory] finish: wanted stop, length or abort, got '", name, "'");
+  BANYAN_CHECK(
+      name == "abort", "[trajectory] finish: wanted stop, length or abort, got '", name, "'");
   return FinishReason::kAbort;
 }
 
@@ -28,9 +32,13 @@ ComputeOptions compute_options(const std::string& dtype,
                                const std::string& kernels) {
   ComputeOptions options;
   BANYAN_CHECK(dtype == "bf16" || dtype == "fp32" || dtype == "fp64",
-               "[model] dtype: wanted bf16, fp32 or fp64, got '", dtype, "'");
+               "[model] dtype: wanted bf16, fp32 or fp64, got '",
+               dtype,
+               "'");
   BANYAN_CHECK(kernels == "native" || kernels == "aten",
-               "[model] kernels: wanted native or aten, got '", kernels, "'");
+               "[model] kernels: wanted native or aten, got '",
+               kernels,
+               "'");
   options.dtype = dtype == "bf16" ? at::kBFloat16 : dtype == "fp32" ? at::kFloat : at::kDouble;
   options.device = at::Device(device);
   options.kernels = kernels == "native" ? Kernels::kNative : Kernels::kAten;
@@ -43,7 +51,8 @@ py::dict to_dict(const Trajectory& trajectory) {
   out["index"] = trajectory.index;
   out["prompt"] = trajectory.prompt;
   out["response"] = trajectory.response;
-  out["response_mask"] = std::vector<int>(trajectory.response_mask.begin(), trajectory.response_mask.end());
+  out["response_mask"] =
+      std::vector<int>(trajectory.response_mask.begin(), trajectory.response_mask.end());
   out["rollout_log_probs"] = trajectory.rollout_log_probs;
   out["finish"] = name_of(trajectory.finish);
   return out;
@@ -63,9 +72,12 @@ Trajectory trajectory_from(const py::dict& value) {
     out.response_mask.assign(out.response.size(), 1);
   }
   BANYAN_CHECK(out.response_mask.size() == out.response.size(),
-               "[trajectory] response_mask: wanted ", out.response.size(), " entries, got ", out.response_mask.size());
-  out.rollout_log_probs =
-      get_or<std::vector<float>>(value, "rollout_log_probs", std::vector<float>(out.response.size(), 0.0f));
+               "[trajectory] response_mask: wanted ",
+               out.response.size(),
+               " entries, got ",
+               out.response_mask.size());
+  out.rollout_log_probs = get_or<std::vector<float>>(
+      value, "rollout_log_probs", std::vector<float>(out.response.size(), 0.0f));
   out.finish = finish_from(get_or<std::string>(value, "finish", "stop"));
   return out;
 }

@@ -1,4 +1,5 @@
-// Python values to the core's structs and back. Wrong types become Python TypeErrors through pybind11.
+// Python values to the core's structs and back. Wrong types become Python TypeErrors through
+// pybind11.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -13,7 +14,8 @@ namespace banyan::bindings {
 
 namespace py = pybind11;
 
-// "bf16" | "fp32" | "fp64"; "cpu" | "cuda" | "npu"; "native" | "aten". Throws [model] for another word.
+// "bf16" | "fp32" | "fp64"; "cpu" | "cuda" | "npu"; "native" | "aten". Throws [model] for another
+// word.
 ComputeOptions compute_options(const std::string& dtype,
                                const std::string& device,
                                const std::string& kernels);

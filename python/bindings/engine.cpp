@@ -1,9 +1,10 @@
-// Engine: generation. Everything runs with the GIL released; it is taken once per finished trajectory.
-#include "convert.h"
+// Engine: generation. Everything runs with the GIL released; it is taken once per finished
+// trajectory.
+#include "banyan/rollout/engine.h"
 
 #include <pybind11/functional.h>
 
-#include "banyan/rollout/engine.h"
+#include "convert.h"
 
 namespace banyan::bindings {
 namespace {
@@ -11,12 +12,14 @@ namespace {
 rollout::EngineOptions engine_options(const py::dict& from) {
   rollout::EngineOptions options;
   options.max_num_seqs = get_or(from, "max_num_seqs", options.max_num_seqs);
-  options.max_num_batched_tokens = get_or(from, "max_num_batched_tokens", options.max_num_batched_tokens);
+  options.max_num_batched_tokens =
+      get_or(from, "max_num_batched_tokens", options.max_num_batched_tokens);
   options.kv_bytes = get_or(from, "kv_bytes", options.kv_bytes);
   options.memory_share = get_or(from, "memory_share", options.memory_share);
   options.max_model_len = get_or(from, "max_model_len", options.max_model_len);
   options.share_prefix = get_or(from, "share_prefix", options.share_prefix);
-  options.enable_chunked_prefill = get_or(from, "enable_chunked_prefill", options.enable_chunked_prefill);
+  options.enable_chunked_prefill =
+      get_or(from, "enable_chunked_prefill", options.enable_chunked_prefill);
   return options;
 }
 
@@ -73,7 +76,8 @@ py::dict generate(rollout::Engine& engine,
 }  // namespace
 
 void bind_engine(py::module_& module) {
-  py::class_<rollout::Engine>(module, "Engine", "The rollout engine over a model, which it keeps alive.")
+  py::class_<rollout::Engine>(
+      module, "Engine", "The rollout engine over a model, which it keeps alive.")
       .def(py::init([](models::CausalLM& model, const py::dict& options) {
              return std::make_unique<rollout::Engine>(model, engine_options(options));
            }),
@@ -85,7 +89,8 @@ void bind_engine(py::module_& module) {
            py::arg("prompts"),
            py::arg("params"),
            py::arg("on_finished"),
-           "Generates every response of every prompt; `on_finished` gets each trajectory as it ends.");
+           "Generates every response of every prompt; `on_finished` gets each trajectory as it "
+           "ends.");
 }
 
 }  // namespace banyan::bindings

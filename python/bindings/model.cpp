@@ -1,9 +1,8 @@
 // Model, score: a model from an HF directory and log-probabilities through one trie.
-#include "convert.h"
-
 #include "banyan/models/causal_lm.h"
 #include "banyan/train/block_pass.h"
 #include "banyan/trie/plan.h"
+#include "convert.h"
 
 namespace banyan::bindings {
 namespace {
@@ -47,7 +46,8 @@ py::dict score(models::CausalLM& model,
   return out;
 }
 
-// Logits of every token of each sample, [tokens, V] fp32 or fp64: parity tests and small inputs only.
+// Logits of every token of each sample, [tokens, V] fp32 or fp64: parity tests and small inputs
+// only.
 std::vector<at::Tensor> logits(models::CausalLM& model,
                                const std::vector<std::vector<int32_t>>& ids,
                                bool share) {
@@ -92,7 +92,8 @@ void bind_model(py::module_& module) {
           py::arg("device") = "cpu",
           py::arg("kernels") = "native",
           py::arg("with_backward") = false,
-          "Loads config.json and safetensors of `directory`. Raises OSError naming file, tensor and reason.")
+          "Loads config.json and safetensors of `directory`. Raises OSError naming file, tensor "
+          "and reason.")
       .def_property_readonly("shape", &shape_dict, "Sizes as a dict.")
       .def(
           "save",
@@ -126,14 +127,15 @@ void bind_model(py::module_& module) {
             return out;
           },
           "Name -> gradient (shared storage) of the last accumulate_gradients.");
-  module.def("score",
-             &score,
-             py::arg("model"),
-             py::arg("samples"),
-             py::arg("share") = true,
-             py::arg("temperature") = 1.0,
-             py::arg("max_tokens_per_block") = 0,
-             "Log-probabilities and entropies of tokens 1..n-1 of each sample: 1-D tensors per sample.");
+  module.def(
+      "score",
+      &score,
+      py::arg("model"),
+      py::arg("samples"),
+      py::arg("share") = true,
+      py::arg("temperature") = 1.0,
+      py::arg("max_tokens_per_block") = 0,
+      "Log-probabilities and entropies of tokens 1..n-1 of each sample: 1-D tensors per sample.");
   module.def("logits",
              &logits,
              py::arg("model"),

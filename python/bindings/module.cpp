@@ -1,11 +1,10 @@
-// The extension module banyan._C: convert, release the GIL, call, translate errors. No logic, no defaults of
-// the configuration.
+// The extension module banyan._C: convert, release the GIL, call, translate errors. No logic, no
+// defaults of the configuration.
 #include <ATen/Parallel.h>
-
-#include "convert.h"
 
 #include "banyan/core/error.h"
 #include "banyan/kernels/cpu/gemm.h"
+#include "convert.h"
 
 PYBIND11_MODULE(_C, module) {
   namespace py = pybind11;

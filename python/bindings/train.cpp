@@ -1,9 +1,9 @@
-// train: the training run with a Python host; accumulate_gradients: one planned update without optimizer.
-#include "convert.h"
-
+// train: the training run with a Python host; accumulate_gradients: one planned update without
+// optimizer.
 #include "banyan/train/config_json.h"
 #include "banyan/train/trainer.h"
 #include "banyan/train/update.h"
+#include "convert.h"
 
 namespace banyan::bindings {
 namespace {
@@ -44,7 +44,8 @@ class PythonHost final : public Host {
   std::vector<Score> poll() override {
     py::gil_scoped_acquire acquire;
     std::vector<Score> scores;
-    for (const py::handle& item : host_.attr("poll")()) scores.push_back(score_from(item.cast<py::dict>()));
+    for (const py::handle& item : host_.attr("poll")())
+      scores.push_back(score_from(item.cast<py::dict>()));
     return scores;
   }
   void on_samples(int64_t step,

@@ -1,0 +1,115 @@
+// A tiny model on disk and a complete configuration around it, for tests of the trainer and the
+// checkpoint.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "banyan/core/config.h"
+#include "banyan/models/causal_lm.h"
+
+namespace banyan::testing {
+
+// A folder of its own under the system's temporary folder, removed at the end.
+class ScratchDir {
+ public:
+  explicit ScratchDir(const std::string& name) {
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / ("banyan-" + name + "-XXXXXX")).string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~ScratchDir() { std::filesystem::remove_all(path_); }
+  ScratchDir(const ScratchDir&) = delete;
+  ScratchDir& operator=(const ScratchDir&) = delete;
+
+  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline std::string tiny_config_json() {
+  return R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 64,
+             "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+             "max_position_embeddings": 512, "tie_word_embeddings": true, "hidden_act": "silu",
+             "initializer_range": 0.05, "torch_dtype": "float32"})";
+}
+
+// Writes a random tiny model as an HF directory (fp32) and returns its path.
+inline std::string write_tiny_model(const ScratchDir& scratch, uint64_t seed = 1) {
+  const std::string source = scratch / "source";
+  std::filesystem::create_directory(source);
+  std::ofstream(source + "/config.json") << tiny_config_json();
+  const auto model = models::random_model(tiny_config_json(), seed, {{.dtype = at::kFloat}, false});
+  const std::string directory = scratch / "model";
+  models::save_model(*model, source, directory, at::kFloat);
+  return directory;
+}
+
+// Four prompts a step, four responses each of at most eight tokens.
+inline Config tiny_config(const std::string& model_dir, const std::string& run_dir) {
+  Config config;
+  config.model.path = model_dir;
+  config.sharing = {.mode = "on", .min_prefix_len = 1, .min_group_size = 2};
+  ActorConfig& actor = config.actor;
+  actor.ppo_mini_batch_size = 4;
+  actor.use_dynamic_bsz = false;
+  actor.ppo_max_token_len_per_gpu = 16384;
+  actor.ppo_epochs = 1;
+  actor.shuffle = false;
+  actor.data_loader_seed = 7;
+  actor.clip_ratio = 0.2;
+  actor.clip_ratio_c = 3.0;
+  actor.loss_agg_mode = "token-mean";
+  actor.loss_mode = "vanilla";
+  actor.entropy_coeff = 0.0;
+  actor.calculate_entropy = false;
+  actor.use_kl_loss = false;
+  actor.kl_loss_coef = 0.001;
+  actor.kl_loss_type = "low_var_kl";
+  actor.optim = {.lr = 1e-2,
+                 .lr_warmup_steps_ratio = 0.0,
+                 .lr_warmup_steps = -1,
+                 .lr_scheduler_type = "constant",
+                 .min_lr_ratio = 0.0,
+                 .num_cycles = 0.5,
+                 .zero_indexed_step = true,
+                 .weight_decay = 0.0,
+                 .betas = {0.9, 0.99},
+                 .clip_grad = 1.0};
+  RolloutConfig& rollout = config.rollout;
+  rollout.train = {.temperature = 1.0, .top_p = 1.0, .top_k = -1, .do_sample = true, .n = 4};
+  rollout.validation = {.temperature = 0.0, .top_p = 1.0, .top_k = -1, .do_sample = false, .n = 1};
+  rollout.response_length = 8;
+  rollout.seed = 42;
+  rollout.ignore_eos = false;
+  rollout.gpu_memory_utilization = 0.05;
+  rollout.max_num_seqs = 256;
+  rollout.max_num_batched_tokens = 2048;
+  rollout.enable_chunked_prefill = true;
+  rollout.enable_prefix_caching = true;
+  rollout.dtype = "bfloat16";
+  config.algorithm = {.adv_estimator = "grpo", .norm_adv_by_std_in_grpo = true};
+  TrainerConfig& trainer = config.trainer;
+  trainer.total_epochs = 1;
+  trainer.total_training_steps = 4;
+  trainer.save_freq = -1;
+  trainer.test_freq = -1;
+  trainer.val_before_train = false;
+  trainer.default_local_dir = run_dir;
+  trainer.resume_mode = "auto";
+  trainer.device = "cpu";
+  config.train_batch_size = 4;
+  config.max_prompt_length = 64;
+  config.num_train_rows = 8;
+  config.stop_ids = {0};
+  config.kernels = "native";
+  config.force_old_log_prob = false;
+  config.max_nonfinite_steps = 3;
+  config.max_failed_frac = 0.2;
+  return config;
+}
+
+}  // namespace banyan::testing

@@ -1,0 +1,203 @@
+// The whole loop on a tiny model: it learns, resumes bit for bit, and keeps its promises about
+// ratios.
+#include "banyan/train/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "banyan/io/safetensors.h"
+#include "banyan/testing/fake_host.h"
+#include "banyan/testing/tiny_run.h"
+
+namespace banyan::train {
+namespace {
+
+using banyan::testing::FakeHost;
+using banyan::testing::ScratchDir;
+
+constexpr int32_t kLuckyToken = 7;
+
+Score lucky_share(const Trajectory& trajectory) {
+  double lucky = 0.0;
+  for (const int32_t token : trajectory.response) lucky += token == kLuckyToken ? 1.0 : 0.0;
+  return {.row = trajectory.row,
+          .index = trajectory.index,
+          .value = lucky / static_cast<double>(trajectory.response.size())};
+}
+
+std::vector<std::vector<int32_t>> prompts() {
+  std::vector<std::vector<int32_t>> out;
+  for (int32_t row = 0; row < 8; ++row) out.push_back({5, 6, 8, 9, 10, 20 + row, 30 + row, 40});
+  return out;
+}
+
+// Master weights of a checkpoint, name -> tensor.
+std::map<std::string, at::Tensor> masters(const std::string& checkpoint) {
+  const io::SafetensorsFile file(checkpoint + "/state/master.safetensors");
+  std::map<std::string, at::Tensor> out;
+  for (const auto& [name, entry] : file.entries()) out[name] = file.read(name);
+  return out;
+}
+
+void expect_equal(const std::map<std::string, at::Tensor>& a,
+                  const std::map<std::string, at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, tensor] : a) EXPECT_TRUE(tensor.equal(b.at(name))) << name;
+}
+
+TEST(Train, LearnsToEmitTheRewardedToken) {
+  const ScratchDir scratch("learn");
+  Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
+  config.trainer.total_training_steps = 40;
+  FakeHost host(prompts(), lucky_share);
+  const TrainSummary summary = train(config, host);
+  EXPECT_EQ(summary.last_step, 40);
+  EXPECT_LT(host.logged.at(1).at("critic/score/mean"), 0.2);
+  EXPECT_GT(host.logged.at(40).at("critic/score/mean"), 0.6);
+  EXPECT_TRUE(std::filesystem::exists(scratch / "run/global_step_40/config.json"));
+}
+
+TEST(Train, RolloutAndTrainerAgreeBitForBit) {
+  const ScratchDir scratch("gap");
+  Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
+  FakeHost host(prompts(), lucky_share);
+  train(config, host);
+  for (const auto& [step, metrics] : host.logged) {
+    EXPECT_EQ(metrics.at("training/rollout_probs_diff_valid"), 1.0);
+    EXPECT_EQ(metrics.at("training/rollout_probs_diff_max"), 0.0) << "step " << step;
+  }
+}
+
+TEST(Train, FirstMiniBatchRatioIsExactlyOneWithAnOldPass) {
+  const ScratchDir scratch("ratio");
+  Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
+  config.force_old_log_prob = true;
+  config.actor.ppo_micro_batch_size_per_gpu = 3;
+  config.trainer.total_training_steps = 2;
+  FakeHost host(prompts(), lucky_share);
+  train(config, host);
+  EXPECT_EQ(host.logged.at(1).at("actor/ratio_deviation_max"), 0.0);
+  EXPECT_EQ(host.logged.at(2).at("actor/ratio_deviation_max"), 0.0);
+  EXPECT_GT(host.logged.at(1).at("actor/grad_norm"), 0.0);
+}
+
+TEST(Train, ResumingGivesTheBitsOfNeverHavingStopped) {
+  const ScratchDir scratch("resume");
+  const std::string model = testing::write_tiny_model(scratch);
+  Config straight = testing::tiny_config(model, scratch / "straight");
+  straight.actor.ppo_mini_batch_size = 2;
+  straight.actor.ppo_epochs = 2;
+  straight.actor.shuffle = true;
+  FakeHost undisturbed(prompts(), lucky_share);
+  const TrainSummary whole = train(straight, undisturbed);
+
+  Config stopped = straight;
+  stopped.trainer.default_local_dir = scratch / "stopped";
+  FakeHost first(prompts(), lucky_share);
+  first.stop_after = 2;
+  EXPECT_TRUE(train(stopped, first).stopped_early);
+  FakeHost second(prompts(), lucky_share);
+  const TrainSummary resumed = train(stopped, second);
+  EXPECT_EQ(resumed.first_step, 2);
+  EXPECT_EQ(resumed.last_step, 4);
+  expect_equal(masters(whole.checkpoint), masters(resumed.checkpoint));
+  for (const int64_t step : {3, 4}) {
+    EXPECT_EQ(undisturbed.logged.at(step).at("actor/grad_norm"),
+              second.logged.at(step).at("actor/grad_norm"));
+  }
+}
+
+TEST(Train, SharingDoesNotChangeTheForward) {
+  const ScratchDir scratch("share");
+  const std::string model = testing::write_tiny_model(scratch);
+  std::vector<Metrics> first_step;
+  for (const std::string mode : {"on", "off"}) {
+    Config config = testing::tiny_config(model, scratch / mode);
+    config.sharing.mode = mode;
+    config.trainer.total_training_steps = 1;
+    FakeHost host(prompts(), lucky_share);
+    train(config, host);
+    first_step.push_back(host.logged.at(1));
+  }
+  EXPECT_EQ(first_step[0].at("critic/score/mean"), first_step[1].at("critic/score/mean"));
+  EXPECT_EQ(first_step[0].at("actor/pg_loss"), first_step[1].at("actor/pg_loss"));
+  EXPECT_EQ(first_step[0].at("actor/entropy"), first_step[1].at("actor/entropy"));
+  EXPECT_GT(first_step[0].at("trie/ratio"), 1.5);
+  EXPECT_EQ(first_step[1].at("trie/ratio"), 1.0);
+}
+
+TEST(Train, FailedScoresAreLeftOutAndTooManyStopTheRun) {
+  const ScratchDir scratch("failed");
+  Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
+  config.trainer.total_training_steps = 1;
+  FakeHost some(prompts(), [](const Trajectory& trajectory) {
+    Score score = lucky_share(trajectory);
+    if (trajectory.index == 0 && trajectory.row < 2)
+      score = {trajectory.row, 0, true, "timeout", 0.0, {}};
+    return score;
+  });
+  train(config, some);
+  EXPECT_EQ(some.logged.at(1).at("reward/failed"), 2.0);
+
+  config.trainer.default_local_dir = scratch / "run2";
+  FakeHost most(prompts(), [](const Trajectory& trajectory) {
+    return Score{trajectory.row, trajectory.index, true, "timeout", 0.0, {}};
+  });
+  EXPECT_THROW(train(config, most), std::invalid_argument);
+}
+
+TEST(Train, NonFiniteUpdatesAreSkippedAndCounted) {
+  const ScratchDir scratch("nan");
+  Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
+  config.trainer.total_training_steps = 2;
+  FakeHost host(prompts(), [](const Trajectory& trajectory) {
+    Score score = lucky_share(trajectory);
+    // A finite reward whose advantage overflows the loss.
+    score.value = trajectory.index == 0 ? 1e300 : 0.0;
+    return score;
+  });
+  config.algorithm.norm_adv_by_std_in_grpo = false;
+  config.max_nonfinite_steps = 3;
+  train(config, host);
+  EXPECT_EQ(host.logged.at(1).at("actor/skipped_updates"), 1.0);
+  EXPECT_EQ(host.logged.at(2).at("actor/skipped_updates"), 1.0);
+
+  config.max_nonfinite_steps = 1;
+  config.trainer.default_local_dir = scratch / "run2";
+  EXPECT_THROW(train(config, host), std::invalid_argument);
+}
+
+TEST(Train, ValidatesAndSavesAtTheirFrequencies) {
+  const ScratchDir scratch("freq");
+  Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
+  config.trainer.save_freq = 2;
+  config.trainer.test_freq = 2;
+  config.trainer.val_before_train = true;
+  config.trainer.max_actor_ckpt_to_keep = 1;
+  FakeHost host(prompts(), lucky_share);
+  train(config, host);
+  for (const int64_t step : {0, 2, 4}) {
+    EXPECT_TRUE(host.logged.at(step).contains("val-core/reward/mean@1")) << step;
+  }
+  EXPECT_FALSE(host.logged.at(1).contains("val-core/reward/mean@1"));
+  EXPECT_FALSE(std::filesystem::exists(scratch / "run/global_step_2"));
+  EXPECT_TRUE(std::filesystem::exists(scratch / "run/global_step_4"));
+}
+
+TEST(Train, WrongNamesFailBeforeAModelLoads) {
+  const ScratchDir scratch("names");
+  Config config = testing::tiny_config("no-such-model", scratch / "run");
+  config.actor.loss_mode = "vanila";
+  FakeHost host(prompts(), lucky_share);
+  try {
+    train(config, host);
+    FAIL() << "an unknown loss was accepted";
+  } catch (const std::invalid_argument& error) {
+    EXPECT_NE(std::string(error.what()).find("vanila"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace banyan::train
