@@ -1,0 +1,1 @@
+"""The configuration files: ppo_trainer.yaml holds every honoured key, recipe/ holds small sets of overrides."""

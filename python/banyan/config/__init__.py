@@ -1,0 +1,1 @@
+"""From command-line arguments to one checked, resolved tree of verl's keys."""

@@ -1,0 +1,182 @@
+"""Arguments and YAML files -> one checked tree of the honoured keys.
+
+Order: names of the arguments (arguments.py), composition by Hydra, then every leaf of the composed tree: a honoured
+key is checked against its type, an equivalent one is noted, a refused one must have verl's default, any other is an
+error. What remains goes to the core and is never changed again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from banyan.config import arguments, checks, schema, sharing, table, types
+from banyan.errors import UserError
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The configuration of a run."""
+
+    tree: dict[str, Any]  # nested, honoured keys only
+    notes: list[str] = field(
+        default_factory=list
+    )  # what is said once: equivalents and renamed keys
+
+    def __getitem__(self, name: str) -> Any:
+        """Value of a dotted key."""
+        node: Any = self.tree
+        for part in name.split("."):
+            node = node[part]
+        return node
+
+
+def resolve(
+    argv: list[str],
+    config_name: str = "ppo_trainer",
+    config_dir: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    partial: bool = False,
+) -> Resolved:
+    """Composes and checks the configuration.
+
+    Args:
+        argv: arguments in Hydra's grammar.
+        config_name: name of the YAML file, without its ending.
+        config_dir: folder of the user's own YAML files; the shipped ones can be named in their `defaults`.
+        environ: environment variables, os.environ if None.
+        partial: keep keys without a value as None and skip checks between keys (`banyan config show`).
+
+    Raises:
+        UserError: one line naming the key, what was wanted and what came.
+    """
+    args = arguments.normalise(argv, config_dir)
+    leaves = dict(_leaves(_compose(args.overrides, config_name, config_dir), ""))
+    notes = args.notes + sharing.apply(leaves, os.environ if environ is None else environ)
+    notes += _check_unread(leaves, args.removed)
+    values = _check_honoured(leaves, args.removed, partial)
+    notes += checks.rename(values)
+    if not partial:
+        checks.check_between_keys(values)
+    return Resolved(_nest(values), notes)
+
+
+def defaults() -> dict[str, Any]:
+    """The tree of all honoured keys with their defaults; None where a value must be given."""
+    return resolve([], environ={}, partial=True).tree
+
+
+def _compose(overrides: list[str], config_name: str, config_dir: Path | None) -> dict[str, Any]:
+    """Hydra's composition as a plain tree; interpolations carried out, resolvers refused."""
+    from hydra import compose, initialize_config_dir, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    GlobalHydra.instance().clear()
+    if config_dir is None:
+        context = initialize_config_module(config_module="banyan.conf", version_base="1.3")
+    else:
+        context = initialize_config_dir(config_dir=str(config_dir.resolve()), version_base="1.3")
+        overrides = ["hydra.searchpath=[pkg://banyan.conf]", *overrides]
+    try:
+        with context:
+            config = compose(config_name=config_name, overrides=overrides)
+        _refuse_resolvers(OmegaConf.to_container(config, resolve=False), "")
+        return OmegaConf.to_container(config, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise UserError("configuration: " + " ".join(lines[:4])) from error
+
+
+def _refuse_resolvers(node: Any, name: str) -> None:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            _refuse_resolvers(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(node, list):
+        for value in node:
+            _refuse_resolvers(value, name)
+    elif isinstance(node, str) and arguments.RESOLVER.search(node):
+        raise UserError(
+            f"{name}: wanted a plain value or ${{another.key}}, got {node!r}; resolvers are not evaluated"
+        )
+
+
+def _leaves(node: dict[str, Any], prefix: str):
+    """(key, value) of every leaf; a honoured mapping and an empty node are leaves."""
+    for key, value in node.items():
+        name = f"{prefix}{key}"
+        known = schema.keys().get(name)
+        if isinstance(value, dict) and value and (known is None or known.spec.type != "map"):
+            yield from _leaves(value, name + ".")
+        else:
+            yield name, value
+
+
+def _check_unread(leaves: dict[str, Any], removed: list[str]) -> list[str]:
+    """Takes equivalent and refused keys out of `leaves`; returns what is to be said."""
+    said: dict[str, list[str]] = {}
+    for name in [name for name in leaves if name not in schema.keys()]:
+        value = leaves.pop(name)
+        entry = table.find(name)
+        if entry is None:
+            _check_section(name, value)
+        elif entry.state == "equivalent":
+            said.setdefault(entry.reason, []).append(f"{name}={_show(value)}")
+        elif not entry.is_default(value):
+            raise UserError(f"{name}: wanted {entry.default}, got {_show(value)}: {entry.reason}")
+    for name in removed:
+        if name not in schema.keys() and table.find(name) is None:
+            raise UserError(f"~{name}: a section cannot be removed")
+    return [f"{', '.join(names)}: equivalent, {reason}" for reason, names in said.items()]
+
+
+def _check_section(name: str, value: Any) -> None:
+    if name not in schema.sections() and name not in table.sections():
+        raise UserError(arguments.unknown(name))
+    if value is not None and value != {}:
+        raise UserError(f"{name}: wanted keys below it (it is a section), got {_show(value)}")
+
+
+def _check_honoured(leaves: dict[str, Any], removed: list[str], partial: bool) -> dict[str, Any]:
+    """Types and ranges of all honoured keys, in the order of the YAML."""
+    values: dict[str, Any] = {}
+    for name, key in schema.keys().items():
+        value = None if name in removed else leaves.get(name, "???")
+        if value == "???":
+            if not partial:
+                raise UserError(
+                    f"{name}: wanted {key.spec.wanted()}, got nothing; it has no default"
+                )
+            values[name] = None
+            continue
+        try:
+            value = checks.alias(name, value)
+            at_default = partial and value == key.default
+            values[name] = value if at_default else types.check(key.spec, value)
+        except ValueError as error:
+            raise UserError(
+                f"{name}: wanted {error}, got {_show(value)}{checks.hint(name, value)}"
+            ) from error
+    return values
+
+
+def _show(value: Any) -> str:
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
+
+
+def _nest(values: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        *path, leaf = name.split(".")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[leaf] = value
+    return tree

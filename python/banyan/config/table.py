@@ -1,0 +1,96 @@
+"""verl's keys that banyan does not honour, from key_table.tsv: equivalent or refused, each with its reason.
+
+Layout of the file: comment lines (#), then `@name<TAB>text` for each reason, then a header and one key per line:
+key, state, verl's default (" | " separates the defaults of its trainers), name of the reason, meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+# Defaults that stand for a whole node: every key below it is governed by the node's line.
+_NODES = ("{}", "<node defaults>", "(copy of node)")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One key of verl that has no reader here."""
+
+    name: str
+    state: str  # equivalent | refused
+    default: str
+    reason: str
+    meaning: str
+
+    def is_default(self, value: Any) -> bool:
+        """True if `value` is verl's default, so that a refused key may carry it."""
+        return any(_same(value, text) for text in self.default.split(" | "))
+
+
+@cache
+def entries() -> dict[str, Entry]:
+    """All entries by key."""
+    reasons: dict[str, str] = {}
+    found: dict[str, Entry] = {}
+    text = resources.files("banyan.config").joinpath("key_table.tsv").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        cells = line.split("\t")
+        if line.startswith("#") or cells[0] == "key":
+            continue
+        if line.startswith("@"):
+            reasons[cells[0][1:]] = cells[1]
+        else:
+            name, state, default, reason, meaning = cells
+            found[name] = Entry(name, state, default, reasons[reason], meaning)
+    return found
+
+
+def find(name: str) -> Entry | None:
+    """The entry of a key, or of the free-form node above it."""
+    table = entries()
+    if name in table:
+        return table[name]
+    parts = name.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        entry = table.get(".".join(parts[:length]))
+        if entry is not None:
+            return entry if entry.default in _NODES else None
+    return None
+
+
+@cache
+def sections() -> frozenset[str]:
+    """Names of verl's inner nodes."""
+    return frozenset(
+        name.rsplit(".", d)[0] for name in entries() for d in range(1, name.count(".") + 1)
+    )
+
+
+def _same(value: Any, text: str) -> bool:
+    if text in _NODES:
+        return value is None or value == {}
+    return _number_or_self(value) == _number_or_self(_load(text))
+
+
+def _load(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:  # e.g. [lm_head, *mlp.gate]: a pattern, not an alias
+        return text
+
+
+def _number_or_self(value: Any) -> Any:
+    """Numbers as float, so that 1, 1.0, "1e-06" and "1" compare; texts of true and false as they read."""
+    if isinstance(value, str):
+        value = _load(value) if value else value
+    if isinstance(value, bool) or value is None:
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
