@@ -1,6 +1,8 @@
-// safetensors: u64 little-endian header length; JSON {name: {dtype, shape, data_offsets: [begin, end]},
-// "__metadata__": {...}} with offsets from the byte after the header; raw little-endian row-major data.
-// The reader checks everything before it allocates (reliability spec section 4) and never uses a name as a path.
+// safetensors: u64 little-endian header length; JSON {name: {dtype, shape, data_offsets: [begin,
+// end]},
+// "__metadata__": {...}} with offsets from the byte after the header; raw little-endian row-major
+// data. The reader checks everything before it allocates (reliability spec section 4) and never
+// uses a name as a path.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +15,8 @@
 namespace banyan::io {
 
 struct TensorEntry {
-  at::ScalarType dtype = at::kFloat;
+  at::ScalarType dtype = at::kFloat;  // kByte for the sub-byte types (F4, F6_*)
+  const char* stored = "F32";         // the type's name in the file
   std::vector<int64_t> shape;
   uint64_t begin = 0;  // bytes from the start of the data
   uint64_t end = 0;
@@ -28,7 +31,8 @@ class SafetensorsFile {
   const std::map<std::string, TensorEntry>& entries() const { return entries_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const std::string& path() const { return path_; }
-  // A fresh tensor with the stored dtype and shape.
+  // A fresh tensor with the stored dtype and shape; sub-byte types come as their raw bytes, [end -
+  // begin] kByte.
   at::Tensor read(const std::string& name) const;
 
  private:
@@ -44,14 +48,15 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-// Writes `path` (which must not exist) with names sorted, and fsyncs it. Tensors are made contiguous on the
-// CPU one by one. Throws FileError with the system's reason (disk full, ...), leaving no file behind.
+// Writes `path` (which must not exist) with names sorted, and fsyncs it. Tensors are made
+// contiguous on the CPU one by one. Throws FileError with the system's reason (disk full, ...),
+// leaving no file behind.
 void write_safetensors(const std::string& path,
                        const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-// All tensors of an HF directory: model.safetensors, or the shards that model.safetensors.index.json names.
-// Each is read when asked for.
+// All tensors of an HF directory: model.safetensors, or the shards that
+// model.safetensors.index.json names. Each is read when asked for.
 class HfWeights {
  public:
   explicit HfWeights(const std::string& directory);
