@@ -1,0 +1,221 @@
+// Tiles, threads and the choice of the tile kernel. Layout and promises: gemm.h.
+#include "banyan/kernels/cpu/gemm.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/native/CPUBlas.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <vector>
+
+#include "banyan/kernels/cpu/vecmath.h"
+
+namespace banyan::kernels {
+
+namespace {
+
+enum class TileKernel { kPortable, kAvx512Bf16, kAmx };
+
+bool brgemm_works() {
+  constexpr int64_t kDepth = 4;
+  std::vector<BFloat16> a(kRowStep * kDepth, BFloat16(0.5f));
+  std::vector<BFloat16> b(kDepth * kPanel, BFloat16(2.0f));
+  std::vector<float> c(kRowStep * kPanel, 0.0f);
+  try {
+    at::native::cpublas::brgemm(kRowStep,
+                                kPanel,
+                                kDepth,
+                                kDepth,
+                                kPanel,
+                                kPanel,
+                                /*add_C=*/false,
+                                a.data(),
+                                b.data(),
+                                c.data(),
+                                /*is_vnni=*/true);
+    at::native::cpublas::brgemm_release(/*is_vnni=*/true);
+  } catch (const std::exception&) {
+    return false;
+  }
+  return std::all_of(c.begin(), c.end(), [](float v) { return v == 4.0f; });
+}
+
+TileKernel choose_kernel() {
+#if defined(__x86_64__)
+  const bool amx = __builtin_cpu_supports("amx-bf16");
+  if ((amx || __builtin_cpu_supports("avx512bf16")) && brgemm_works()) {
+    return amx ? TileKernel::kAmx : TileKernel::kAvx512Bf16;
+  }
+#endif
+  return TileKernel::kPortable;
+}
+
+TileKernel tile_kernel() {
+  static const TileKernel kernel = choose_kernel();
+  return kernel;
+}
+
+BANYAN_MULTIVERSION
+void round_rows(const float* c,
+                int64_t ldc,
+                int64_t rows,
+                int64_t columns,
+                const uint16_t* bias,
+                uint16_t* out,
+                int64_t ld_out) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* from = c + r * ldc;
+    uint16_t* to = out + r * ld_out;
+    if (bias != nullptr) {
+      for (int64_t j = 0; j < columns; ++j) to[j] = f32_to_bf16(from[j] + bf16_to_f32(bias[j]));
+    } else {
+      for (int64_t j = 0; j < columns; ++j) to[j] = f32_to_bf16(from[j]);
+    }
+  }
+}
+
+// Rows of A that stay in the second-level cache while the panels pass by.
+int64_t group_rows(int64_t depth) {
+  constexpr int64_t kBytes = 384 << 10;
+  const int64_t rows = kBytes / (2 * std::max<int64_t>(depth, 1));
+  return std::clamp<int64_t>(rows / kRowTile * kRowTile, kRowTile, 4 * kRowTile);
+}
+
+// Calls store(tile, row, rows, column, columns) for every tile of a B; tile has row stride kPanel.
+template <typename Store>
+void for_each_tile(
+    const BFloat16* a, int64_t lda, int64_t rows, const Panels& b, const Store& store) {
+  if (rows == 0 || b.columns == 0) return;
+  const int64_t group = group_rows(b.depth);
+  const int64_t num_groups = divide_up(rows, group);
+  // Few panels are cut in two, so that the threads get equal parts.
+  const int64_t threads = at::get_num_threads();
+  const int64_t width = num_groups * b.count() < 8 * threads ? kPanel / 2 : kPanel;
+  const int64_t num_columns = divide_up(b.columns, width);
+  const int64_t items = num_groups * num_columns;
+  const bool tiny = rows * b.columns * b.depth < (1 << 18);
+  at::parallel_for(0, items, tiny ? items : 1, [&](int64_t begin, int64_t end) {
+    thread_local Scratch rows_scratch;
+    alignas(64) float tile[kRowTile * kPanel];
+    int64_t copied = -1;  // first row of the tile that rows_scratch holds
+    RowTile copy;
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t column = item % num_columns * width;
+      const BFloat16* panel = b.panel(column / kPanel) + column % kPanel * 2;
+      const int64_t first = item / num_columns * group;
+      const int64_t last = std::min(rows, first + group);
+      for (int64_t row = first; row < last; row += kRowTile) {
+        const int64_t n = std::min(kRowTile, last - row);
+        RowTile rows_of_a{a + row * lda, lda, n};
+        if (n % kRowStep != 0 || b.depth % 2 != 0) {
+          if (copied != row) copy = row_tile(a + row * lda, lda, n, b.depth, rows_scratch);
+          copied = row;
+          rows_of_a = copy;
+        }
+        gemm_tile(rows_of_a, panel, b.padded_depth(), width, /*add=*/false, tile, kPanel);
+        store(tile, row, n, column, std::min(width, b.columns - column));
+      }
+    }
+    gemm_release();
+  });
+}
+
+}  // namespace
+
+bool native_gemm_available() { return tile_kernel() != TileKernel::kPortable; }
+
+const char* gemm_kernel_name() {
+  switch (tile_kernel()) {
+    case TileKernel::kAmx:
+      return "brgemm (amx)";
+    case TileKernel::kAvx512Bf16:
+      return "brgemm (avx512_bf16)";
+    default:
+      return "portable loop";
+  }
+}
+
+void gemm_tile(const RowTile& a,
+               const BFloat16* b,
+               int64_t depth,
+               int64_t columns,
+               bool add,
+               float* c,
+               int64_t ldc) {
+  if (native_gemm_available()) {
+    at::native::cpublas::brgemm(a.rows,
+                                columns,
+                                depth,
+                                a.ld,
+                                kPanel,
+                                ldc,
+                                add,
+                                a.data,
+                                b,
+                                c,
+                                /*is_vnni=*/true);
+  } else {
+    gemm_tile_portable(a, b, depth, columns, add, c, ldc);
+  }
+}
+
+void gemm_release() {
+  if (tile_kernel() == TileKernel::kAmx) at::native::cpublas::brgemm_release(/*is_vnni=*/true);
+}
+
+RowTile row_tile(const BFloat16* a, int64_t lda, int64_t rows, int64_t depth, Scratch& scratch) {
+  if (rows % kRowStep == 0 && depth % 2 == 0) return {a, lda, rows};
+  const int64_t padded_rows = round_up(rows, kRowStep);
+  const int64_t padded_depth = round_up(depth, 2);
+  BFloat16* copy = scratch.get<BFloat16>(kRowTile * padded_depth);
+  std::memset(static_cast<void*>(copy), 0, sizeof(BFloat16) * padded_rows * padded_depth);
+  for (int64_t r = 0; r < rows; ++r) {
+    std::memcpy(static_cast<void*>(copy + r * padded_depth), a + r * lda, sizeof(BFloat16) * depth);
+  }
+  return {copy, padded_depth, padded_rows};
+}
+
+void store_bf16(const float* c,
+                int64_t ldc,
+                int64_t rows,
+                int64_t columns,
+                const BFloat16* bias,
+                BFloat16* out,
+                int64_t ld_out) {
+  round_rows(c,
+             ldc,
+             rows,
+             columns,
+             reinterpret_cast<const uint16_t*>(bias),
+             reinterpret_cast<uint16_t*>(out),
+             ld_out);
+}
+
+void gemm(const BFloat16* a,
+          int64_t lda,
+          int64_t rows,
+          const Panels& b,
+          const BFloat16* bias,
+          BFloat16* c,
+          int64_t ldc) {
+  const auto store =
+      [&](const float* tile, int64_t row, int64_t n, int64_t column, int64_t columns) {
+        const BFloat16* tile_bias = bias == nullptr ? nullptr : bias + column;
+        store_bf16(tile, kPanel, n, columns, tile_bias, c + row * ldc + column, ldc);
+      };
+  for_each_tile(a, lda, rows, b, store);
+}
+
+void gemm(const BFloat16* a, int64_t lda, int64_t rows, const Panels& b, float* c, int64_t ldc) {
+  const auto store =
+      [&](const float* tile, int64_t row, int64_t n, int64_t column, int64_t columns) {
+        for (int64_t r = 0; r < n; ++r) {
+          std::memcpy(c + (row + r) * ldc + column, tile + r * kPanel, sizeof(float) * columns);
+        }
+      };
+  for_each_tile(a, lda, rows, b, store);
+}
+
+}  // namespace banyan::kernels

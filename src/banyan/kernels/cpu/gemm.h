@@ -1,0 +1,141 @@
+// bf16 matrix products with fp32 accumulation whose row bits depend on the row alone.
+//
+// Packed layout of B [depth, columns] (y = x B): panels of kPanel columns,
+//   packed[columns / 64][depth / 2][64][2]
+// where the last index runs over two neighbours in depth (VNNI order). The last panel is filled
+// with zero columns and an odd depth with one zero row. A panel is contiguous, so a depth range of
+// it is a pointer offset.
+//
+// An output element is one dot product over the whole depth, in one order, in one call of the tile
+// kernel. Row tiles are filled up with zero rows to a multiple of kRowStep. Tiling and threads
+// decide who computes an element, never how.
+//
+// The tile kernel is oneDNN's brgemm through ATen where the processor multiplies bf16 (avx512_bf16,
+// AMX), else a plain loop in fp32 over the same layout (gemm_portable.cpp).
+#pragma once
+
+#include <c10/util/BFloat16.h>
+
+#include <cstdint>
+
+#include "banyan/kernels/cpu/scratch.h"
+
+namespace banyan::kernels {
+
+using c10::BFloat16;
+
+inline constexpr int64_t kPanel = 64;    // columns of a panel
+inline constexpr int64_t kRowTile = 64;  // most rows of one tile
+inline constexpr int64_t kRowStep = 16;  // a tile's rows are a multiple of this
+
+constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+// A packed B. Borrows its data.
+struct Panels {
+  const BFloat16* data = nullptr;
+  int64_t depth = 0;
+  int64_t columns = 0;
+
+  int64_t count() const { return divide_up(columns, kPanel); }
+  int64_t padded_depth() const { return round_up(depth, 2); }
+  const BFloat16* panel(int64_t p) const { return data + p * padded_depth() * kPanel; }
+};
+
+constexpr int64_t packed_size(int64_t depth, int64_t columns) {
+  return round_up(depth, 2) * round_up(columns, kPanel);
+}
+
+// True if the tile kernel is brgemm. Tried once, on a small product.
+bool native_gemm_available();
+// For `banyan doctor`: "brgemm (amx)", "brgemm (avx512_bf16)" or "portable loop".
+const char* gemm_kernel_name();
+
+// w [out, in] fp32 -> B = Wᵀ (depth = in, columns = out), rounded to nearest even. Parallel.
+void pack_weight(const float* w, int64_t out, int64_t in, BFloat16* packed);
+// w [out, in] fp32 -> B = W (depth = out, columns = in).
+void pack_weight_transposed(const float* w, int64_t out, int64_t in, BFloat16* packed);
+// Row `row` of W [out, in], read back from either form.
+void unpack_row(const Panels& weight, int64_t row, BFloat16* values);
+void unpack_row_transposed(const Panels& weight_t, int64_t row, BFloat16* values);
+
+// c [rows, columns] = a [rows, depth] B (+ bias [columns], added in fp32). Parallel; bias may be
+// null.
+void gemm(const BFloat16* a,
+          int64_t lda,
+          int64_t rows,
+          const Panels& b,
+          const BFloat16* bias,
+          BFloat16* c,
+          int64_t ldc);
+void gemm(const BFloat16* a, int64_t lda, int64_t rows, const Panels& b, float* c, int64_t ldc);
+
+// grad [out, in] fp32 += dyᵀ x, dy [rows, out], x [rows, in]. Rows are walked in chunks of fixed
+// size in ascending order; each output tile has one writer. Parallel.
+void weight_gradient(const BFloat16* dy,
+                     int64_t ld_dy,
+                     const BFloat16* x,
+                     int64_t ld_x,
+                     int64_t rows,
+                     int64_t out,
+                     int64_t in,
+                     float* grad,
+                     int64_t ld_grad);
+
+// sums [columns] fp32 += column sums of dy [rows, columns], rows in ascending order. Parallel.
+void add_column_sums(const BFloat16* dy, int64_t ld, int64_t rows, int64_t columns, float* sums);
+
+// --- Parts, for kernels that fuse something around the product ---
+
+// Rows of A in the form that gemm_tile reads.
+struct RowTile {
+  const BFloat16* data = nullptr;
+  int64_t ld = 0;
+  int64_t rows = 0;  // multiple of kRowStep
+};
+// `rows` <= kRowTile rows at `a`: in place where possible, else a copy in `scratch` with zero rows
+// (and, for an odd depth, a zero column) appended.
+RowTile row_tile(const BFloat16* a, int64_t lda, int64_t rows, int64_t depth, Scratch& scratch);
+
+// c [rows, columns] (+)= a [rows, depth] b, one thread. `b` points into a panel; rows is a multiple
+// of kRowStep, columns of 16 and at most kPanel, depth is even.
+void gemm_tile(const RowTile& a,
+               const BFloat16* b,
+               int64_t depth,
+               int64_t columns,
+               bool add,
+               float* c,
+               int64_t ldc);
+void gemm_tile_portable(const RowTile& a,
+                        const BFloat16* b,
+                        int64_t depth,
+                        int64_t columns,
+                        bool add,
+                        float* c,
+                        int64_t ldc);
+// Call on a thread that has finished its tiles (gives the AMX tile state back).
+void gemm_release();
+
+// Packs x [rows, columns] (row stride ld) as one panel over its rows: out [depth / 2][64][2], zero
+// rows up to `depth` (even), zero columns up to kPanel.
+void pack_panel(
+    const BFloat16* x, int64_t ld, int64_t rows, int64_t columns, int64_t depth, BFloat16* out);
+// x [rows, columns] -> out [columns, rows], row stride ld_out, zeros up to `depth` entries
+// (multiple of 32).
+void transpose(const BFloat16* x,
+               int64_t ld,
+               int64_t rows,
+               int64_t columns,
+               int64_t depth,
+               BFloat16* out,
+               int64_t ld_out);
+// c fp32 -> out bf16 with an optional bias in fp32.
+void store_bf16(const float* c,
+                int64_t ldc,
+                int64_t rows,
+                int64_t columns,
+                const BFloat16* bias,
+                BFloat16* out,
+                int64_t ld_out);
+
+}  // namespace banyan::kernels

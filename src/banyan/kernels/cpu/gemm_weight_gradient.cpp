@@ -1,0 +1,115 @@
+// dW += dyᵀ x. Per chunk of kDepth rows: dy is transposed to [out, chunk], x is packed over its
+// rows, then each tile of dW is one tile product added straight into the fp32 gradient. The chunk
+// size is fixed and the last chunk is filled with zero rows, so the order of a sum depends on the
+// number of rows alone.
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "banyan/kernels/cpu/gemm.h"
+#include "banyan/kernels/cpu/vecmath.h"
+
+namespace banyan::kernels {
+
+namespace {
+
+constexpr int64_t kDepth = 512;
+constexpr int64_t kDepthStep = 64;  // few depths, so few kernels are compiled at run time
+
+// Adds a b to the tile of grad at (row, column), through a copy where the tile sticks out.
+void add_tile(const RowTile& a,
+              const BFloat16* panel,
+              int64_t depth,
+              int64_t rows,
+              int64_t columns,
+              float* grad,
+              int64_t ld_grad) {
+  if (rows == a.rows && columns == kPanel) {
+    gemm_tile(a, panel, depth, kPanel, /*add=*/true, grad, ld_grad);
+    return;
+  }
+  alignas(64) float tile[kRowTile * kPanel] = {};
+  for (int64_t r = 0; r < rows; ++r) {
+    std::memcpy(tile + r * kPanel, grad + r * ld_grad, sizeof(float) * columns);
+  }
+  gemm_tile(a, panel, depth, kPanel, /*add=*/true, tile, kPanel);
+  for (int64_t r = 0; r < rows; ++r) {
+    std::memcpy(grad + r * ld_grad, tile + r * kPanel, sizeof(float) * columns);
+  }
+}
+
+BANYAN_MULTIVERSION
+void sum_columns(const uint16_t* dy, int64_t ld, int64_t rows, int64_t columns, float* sums) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const uint16_t* values = dy + row * ld;
+    for (int64_t j = 0; j < columns; ++j) sums[j] += bf16_to_f32(values[j]);
+  }
+}
+
+}  // namespace
+
+void add_column_sums(const BFloat16* dy, int64_t ld, int64_t rows, int64_t columns, float* sums) {
+  at::parallel_for(0, divide_up(columns, kPanel), 1, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kPanel;
+    const int64_t last = std::min(columns, end * kPanel);
+    sum_columns(
+        reinterpret_cast<const uint16_t*>(dy) + first, ld, rows, last - first, sums + first);
+  });
+}
+
+void weight_gradient(const BFloat16* dy,
+                     int64_t ld_dy,
+                     const BFloat16* x,
+                     int64_t ld_x,
+                     int64_t rows,
+                     int64_t out,
+                     int64_t in,
+                     float* grad,
+                     int64_t ld_grad) {
+  thread_local Scratch dy_scratch;
+  thread_local Scratch x_scratch;
+  const int64_t row_tiles = divide_up(out, kRowTile);
+  const int64_t panels = divide_up(in, kPanel);
+  const int64_t most = std::min(kDepth, round_up(rows, kDepthStep));
+  BFloat16* dy_t = dy_scratch.get<BFloat16>(row_tiles * kRowTile * most);
+  BFloat16* x_packed = x_scratch.get<BFloat16>(panels * kPanel * most);
+  for (int64_t first = 0; first < rows; first += kDepth) {
+    const int64_t n = std::min(kDepth, rows - first);
+    const int64_t depth = round_up(n, kDepthStep);
+    at::parallel_for(0, row_tiles + panels, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        if (i < row_tiles) {
+          const int64_t row = i * kRowTile;
+          const int64_t width = std::min(kRowTile, out - row);
+          BFloat16* to = dy_t + row * depth;
+          transpose(dy + first * ld_dy + row, ld_dy, n, width, depth, to, depth);
+          std::memset(static_cast<void*>(to + width * depth),
+                      0,
+                      sizeof(BFloat16) * (kRowTile - width) * depth);
+        } else {
+          const int64_t column = (i - row_tiles) * kPanel;
+          const int64_t width = std::min(kPanel, in - column);
+          pack_panel(x + first * ld_x + column, ld_x, n, width, depth, x_packed + column * depth);
+        }
+      }
+    });
+    at::parallel_for(0, row_tiles * panels, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        const int64_t row = item / panels * kRowTile;
+        const int64_t column = item % panels * kPanel;
+        const int64_t height = std::min(kRowTile, out - row);
+        add_tile({dy_t + row * depth, depth, round_up(height, kRowStep)},
+                 x_packed + column * depth,
+                 depth,
+                 height,
+                 std::min(kPanel, in - column),
+                 grad + row * ld_grad + column,
+                 ld_grad);
+      }
+      gemm_release();
+    });
+  }
+}
+
+}  // namespace banyan::kernels
