@@ -10,10 +10,10 @@
 namespace banyan::algo {
 
 struct AdvantageInput {
-  std::vector<int64_t> group;        // [S] group of each trajectory
-  std::vector<double> reward;        // [S] sum of its token rewards
-  std::vector<int64_t> num_tokens;   // [S] n_i, masked response tokens
-  std::vector<uint8_t> valid;        // [S] 0 = left out of its group's statistics (failed scorer); gets 0
+  std::vector<int64_t> group;       // [S] group of each trajectory
+  std::vector<double> reward;       // [S] sum of its token rewards
+  std::vector<int64_t> num_tokens;  // [S] n_i, masked response tokens
+  std::vector<uint8_t> valid;  // [S] 0 = left out of its group's statistics (failed scorer); gets 0
 };
 
 struct AdvantageOptions {

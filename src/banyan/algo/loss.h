@@ -1,5 +1,5 @@
-// The actor loss on the scored tokens of one block (algorithms spec sections 5, 8, 9). Everything is a 1-D
-// tensor over logical response tokens; autograd runs through these small tensors only.
+// The actor loss on the scored tokens of one block (algorithms spec sections 5, 8, 9). Everything
+// is a 1-D tensor over logical response tokens; autograd runs through these small tensors only.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ struct LossTokens {
   at::Tensor old_log_prob;  // undefined: log_prob detached (on-policy, T31)
   at::Tensor ref_log_prob;  // undefined when use_kl_loss is off
   at::Tensor advantage;
-  at::Tensor mask;          // 1 = counts
+  at::Tensor mask;               // 1 = counts
   std::vector<int64_t> offsets;  // [S + 1] tokens of sample s: [offsets[s], offsets[s+1])
 };
 
@@ -44,7 +44,7 @@ struct LossOptions {
 
 // Exact sums over the block; the trainer divides by N once all blocks are in (T16).
 struct LossMetrics {
-  double loss = 0.0;              // this block's share of the actor loss
+  double loss = 0.0;  // this block's share of the actor loss
   double pg_loss = 0.0;
   double kl_loss = 0.0;
   double entropy_loss = 0.0;
@@ -66,7 +66,9 @@ struct PolicyLossResult {
   at::Tensor clipped;        // [U] 0/1
   at::Tensor clipped_lower;  // [U] 0/1
 };
-using PolicyLoss = PolicyLossResult (*)(const LossTokens&, const at::Tensor& log_prob, const LossOptions&);
+using PolicyLoss = PolicyLossResult (*)(const LossTokens&,
+                                        const at::Tensor& log_prob,
+                                        const LossOptions&);
 
 const Registry<PolicyLoss>& policy_losses();  // "vanilla", ...
 
@@ -83,7 +85,8 @@ at::Tensor aggregate(const at::Tensor& per_token,
 // actor loss = agg(policy) - entropy_coeff agg(H) + kl_loss_coef agg(KL); gradients by autograd.
 LossResult actor_loss(const LossTokens& tokens, const LossScale& scale, const LossOptions& options);
 
-// Throws [actor.policy_loss] etc. for an unknown name or a value out of range; call before a model loads.
+// Throws [actor.policy_loss] etc. for an unknown name or a value out of range; call before a model
+// loads.
 void check_loss_options(const LossOptions& options);
 
 }  // namespace banyan::algo
