@@ -59,23 +59,25 @@ def normalise(arguments: list[str], config_dir: Path | None = None) -> Arguments
 
 def is_known(key: str) -> bool:
     """True for a honoured key, a key of verl's table, a section of either, or anything below a free-form one."""
-    if key in schema.keys() or key in schema.sections() or key in table.sections():
+    if key in schema.honoured() or key in schema.sections() or key in table.sections():
         return True
     if sharing.is_key(key) or table.find(key) is not None:
         return True
     parts = key.split(".")
     above = (".".join(parts[:length]) for length in range(1, len(parts)))
-    return any(name in schema.keys() and schema.keys()[name].spec.type == "map" for name in above)
+    return any(
+        name in schema.honoured() and schema.honoured()[name].spec.type == "map" for name in above
+    )
 
 
 def unknown(key: str) -> str:
     """The error line for a key that nobody knows, with the nearest known name."""
-    known = [*schema.keys(), *table.entries()]
+    known = [*schema.honoured(), *table.entries()]
     leaf = key.rsplit(".", 1)[-1]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     if not near:
         near = [
-            name for name in known if name.rsplit(".", 1)[-1] == leaf and name in schema.keys()
+            name for name in known if name.rsplit(".", 1)[-1] == leaf and name in schema.honoured()
         ][:1]
     near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     hint = (

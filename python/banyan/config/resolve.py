@@ -110,7 +110,7 @@ def _leaves(node: dict[str, Any], prefix: str):
     """(key, value) of every leaf; a honoured mapping and an empty node are leaves."""
     for key, value in node.items():
         name = f"{prefix}{key}"
-        known = schema.keys().get(name)
+        known = schema.honoured().get(name)
         if isinstance(value, dict) and value and (known is None or known.spec.type != "map"):
             yield from _leaves(value, name + ".")
         else:
@@ -120,7 +120,7 @@ def _leaves(node: dict[str, Any], prefix: str):
 def _check_unread(leaves: dict[str, Any], removed: list[str]) -> list[str]:
     """Takes equivalent and refused keys out of `leaves`; returns what is to be said."""
     said: dict[str, list[str]] = {}
-    for name in [name for name in leaves if name not in schema.keys()]:
+    for name in [name for name in leaves if name not in schema.honoured()]:
         value = leaves.pop(name)
         entry = table.find(name)
         if entry is None:
@@ -130,7 +130,7 @@ def _check_unread(leaves: dict[str, Any], removed: list[str]) -> list[str]:
         elif not entry.is_default(value):
             raise UserError(f"{name}: wanted {entry.default}, got {_show(value)}: {entry.reason}")
     for name in removed:
-        if name not in schema.keys() and table.find(name) is None:
+        if name not in schema.honoured() and table.find(name) is None:
             raise UserError(f"~{name}: a section cannot be removed")
     return [f"{', '.join(names)}: equivalent, {reason}" for reason, names in said.items()]
 
@@ -145,7 +145,7 @@ def _check_section(name: str, value: Any) -> None:
 def _check_honoured(leaves: dict[str, Any], removed: list[str], partial: bool) -> dict[str, Any]:
     """Types and ranges of all honoured keys, in the order of the YAML."""
     values: dict[str, Any] = {}
-    for name, key in schema.keys().items():
+    for name, key in schema.honoured().items():
         value = None if name in removed else leaves.get(name, "???")
         if value == "???":
             if not partial:

@@ -28,7 +28,7 @@ class Key:
 
 
 @cache
-def keys() -> dict[str, Key]:
+def honoured() -> dict[str, Key]:
     """All honoured keys by name, in the order of the file. Raises ValueError if a key lacks its comments."""
     text = resources.files("banyan.conf").joinpath("ppo_trainer.yaml").read_text(encoding="utf-8")
     lines = text.splitlines()
@@ -41,7 +41,7 @@ def keys() -> dict[str, Key]:
 def sections() -> set[str]:
     """Names of the inner nodes ("actor_rollout_ref.actor.optim", ...)."""
     return {
-        name.rsplit(".", depth)[0] for name in keys() for depth in range(1, name.count(".") + 1)
+        name.rsplit(".", depth)[0] for name in honoured() for depth in range(1, name.count(".") + 1)
     }
 
 

@@ -1,0 +1,72 @@
+"""`banyan config show [key=value ...]` prints the resolved tree, `banyan config explain KEY` what a key means."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from banyan.config import arguments, schema, table
+from banyan.errors import UserError
+from banyan.trainer.main_ppo import add_config_arguments, resolve_arguments
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="what", required=True)
+    show = verbs.add_parser("show", help="print the resolved tree as YAML")
+    show.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="verl's keys, as in `banyan train`"
+    )
+    add_config_arguments(show)
+    explain = verbs.add_parser("explain", help="print meaning, default and home of a key")
+    explain.add_argument(
+        "keys", nargs="+", metavar="KEY", help="key, or a section such as actor_rollout_ref.rollout"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.what == "show":
+        import yaml
+
+        config = resolve_arguments(args, partial=True)
+        for note in config.notes:
+            print(f"# {note}")
+        print(yaml.safe_dump(config.tree, sort_keys=False, allow_unicode=True), end="")
+    else:
+        print("\n\n".join(explain(key) for key in args.keys))
+    return 0
+
+
+def explain(name: str) -> str:
+    """What a key means. Raises UserError for an unknown one."""
+    key = schema.honoured().get(name)
+    if key is not None:
+        home = "the core (src/banyan/core/config.h)" if key.reader == "core" else "the shell"
+        return (
+            f"{name}\n  {key.meaning}\n  type: {key.spec.wanted()}\n  default: {_show(key.default)}\n"
+            f"  honoured by {home}; stands in conf/ppo_trainer.yaml"
+        )
+    below = [other for other in schema.honoured() if other.startswith(name + ".")]
+    if below:
+        return "\n".join(
+            [f"{name}: a section; honoured keys below it:", *(f"  {other}" for other in below)]
+        )
+    entry = table.find(name)
+    if entry is None:
+        raise UserError(arguments.unknown(name))
+    state = (
+        "refused unless it has verl's default"
+        if entry.state == "refused"
+        else "equivalent: accepted, without effect"
+    )
+    return (
+        f"{name}\n  {entry.meaning}\n  verl's default: {entry.default}\n  {state}: {entry.reason}\n"
+        "  stands in config/key_table.tsv"
+    )
+
+
+def _show(value: Any) -> str:
+    if value == "???":
+        return "none, must be given"
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )

@@ -1,0 +1,1 @@
+"""The training run as the shell sees it: inputs, host, entry point."""

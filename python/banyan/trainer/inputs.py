@@ -1,0 +1,134 @@
+"""Everything a run reads, checked before a model is loaded: model folder, data files, reward file, checkpoint."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from banyan.config.resolve import Resolved
+from banyan.data import dataset
+from banyan.data.chat import Chat
+from banyan.errors import UserError
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tokenised data and the tokenizer."""
+
+    chat: Chat
+    train: dataset.Dataset
+    validation: dataset.Dataset | None
+    notes: list[str]
+
+
+def load(config: Resolved) -> Inputs:
+    """Reads data and tokenizer, checks that the other files are there. Raises UserError."""
+    model = Path(config["actor_rollout_ref.model.path"])
+    check_model(model, "actor_rollout_ref.model.path")
+    if config["actor_rollout_ref.ref.model.path"]:
+        check_model(
+            Path(config["actor_rollout_ref.ref.model.path"]), "actor_rollout_ref.ref.model.path"
+        )
+    _check_file(config["reward.custom_reward_function.path"], "reward.custom_reward_function.path")
+    _check_resume(config)
+    chat = Chat(
+        Path(config["actor_rollout_ref.model.tokenizer_path"] or model),
+        config["actor_rollout_ref.model.custom_chat_template"],
+        config["data.trust_remote_code"] or config["actor_rollout_ref.model.trust_remote_code"],
+    )
+    train = dataset.load(config["data.train_files"], chat, _options(config, "train"))
+    validation = None
+    if config["data.val_files"]:
+        validation = _shuffled(
+            dataset.load(config["data.val_files"], chat, _options(config, "val")), config
+        )
+    if len(train) < config["data.train_batch_size"]:
+        raise UserError(
+            f"data.train_batch_size: wanted at most {len(train)}, the usable training rows, "
+            f"got {config['data.train_batch_size']}"
+        )
+    return Inputs(
+        chat, train, validation, [*_notes("training", train), *_notes("validation", validation)]
+    )
+
+
+def check_model(directory: Path, key: str) -> None:
+    """Raises UserError unless `directory` looks like a Hugging Face model folder."""
+    if not directory.is_dir():
+        raise UserError(
+            f"{key}: wanted a local model directory, got {directory}; download or convert the model first"
+        )
+    if not (directory / "config.json").is_file():
+        raise UserError(
+            f"{directory / 'config.json'}: no such file; wanted a Hugging Face model directory ({key})"
+        )
+    if not any(directory.glob("*.safetensors")):
+        raise UserError(f"{directory}: wanted *.safetensors files ({key}), found none")
+
+
+def core_config(config: Resolved, inputs: Inputs) -> str:
+    """The resolved tree as JSON for the core, with what only the shell knows under `_shell`."""
+    tree: dict[str, Any] = json.loads(json.dumps(config.tree))
+    if inputs.validation is None:
+        tree["trainer"].update(val_before_train=False, test_freq=-1)
+    tree["_shell"] = {
+        "num_train_rows": len(inputs.train),
+        "stop_ids": inputs.chat.stop_ids(),
+        "model_dir": config["actor_rollout_ref.model.path"],
+    }
+    return json.dumps(tree)
+
+
+def total_steps(config: Resolved, num_rows: int) -> int:
+    """Steps of the whole run."""
+    batches = num_rows // config["data.train_batch_size"]
+    return config["trainer.total_training_steps"] or config["trainer.total_epochs"] * batches
+
+
+def _options(config: Resolved, part: str) -> dataset.Options:
+    return dataset.Options(
+        prompt_key=config["data.prompt_key"],
+        reward_fn_key=config["data.reward_fn_key"],
+        max_prompt_length=config["data.max_prompt_length"],
+        truncation=config["data.truncation"],
+        filter_overlong_prompts=config["data.filter_overlong_prompts"],
+        max_samples=config[f"data.{part}_max_samples"],
+        template_kwargs=config["data.apply_chat_template_kwargs"],
+    )
+
+
+def _shuffled(data: dataset.Dataset, config: Resolved) -> dataset.Dataset:
+    if not config["data.validation_shuffle"]:
+        return data
+    from banyan.data.loader import Loader
+
+    order = Loader(len(data), True, config["data.seed"] or 0).next(len(data))
+    return dataset.Dataset(
+        [data.prompts[row] for row in order], data.num_filtered, data.num_truncated
+    )
+
+
+def _check_file(path: str | None, key: str) -> None:
+    if path and not Path(path).is_file():
+        raise UserError(f"{key}: wanted a file, got {path}")
+
+
+def _check_resume(config: Resolved) -> None:
+    path = config["trainer.resume_from_path"]
+    if config["trainer.resume_mode"] == "resume_path" and not (Path(path) / "state").is_dir():
+        raise UserError(
+            f"trainer.resume_from_path: wanted a checkpoint folder global_step_N with state/, got {path}"
+        )
+
+
+def _notes(name: str, data: dataset.Dataset | None) -> list[str]:
+    if data is None:
+        return ["data.val_files is null: no validation"]
+    notes = [f"{len(data)} {name} rows"]
+    if data.num_filtered:
+        notes[0] += f", {data.num_filtered} filtered: prompts over data.max_prompt_length"
+    if data.num_truncated:
+        notes[0] += f", {data.num_truncated} prompts truncated to data.max_prompt_length"
+    return notes

@@ -1,0 +1,129 @@
+"""Training: `banyan train` and, as in verl, `python3 -m banyan.trainer.main_ppo` with the same arguments.
+
+Order: configuration, then every input file, then the model. A mistake of the user ends the run before the model is
+loaded. The report is written at the end, and also when the run is interrupted or fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from banyan.config.resolve import Resolved, resolve
+from banyan.errors import UserError
+from banyan.trainer import inputs as run_inputs
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="verl's keys; also +key, ++key, ~key"
+    )
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--share", choices=("auto", "on", "off"), help="same as actor_rollout_ref.sharing.mode"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check configuration and data, then stop"
+    )
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the configuration comes from, with Hydra's names."""
+    parser.add_argument(
+        "--config-name", "-cn", default="ppo_trainer", help="YAML file (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--config-path", "--config-dir", "-cp", "-cd", type=Path, help="folder of your YAML files"
+    )
+
+
+def resolve_arguments(args: argparse.Namespace, partial: bool = False) -> Resolved:
+    """The configuration that the arguments name. Raises UserError."""
+    if args.config_path is not None and not args.config_path.is_dir():
+        raise UserError(f"--config-path: wanted a folder, got {args.config_path}")
+    overrides = list(args.overrides)
+    if getattr(args, "share", None):
+        overrides.append(f"actor_rollout_ref.sharing.mode={args.share}")
+    name = args.config_name.removesuffix(".yaml")
+    return resolve(overrides, name, args.config_path, partial=partial)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains. Returns 0; raises UserError for a user's mistake."""
+    config = resolve_arguments(args)
+    inputs = run_inputs.load(config)
+    if args.dry_run:
+        for line in [*config.notes, *inputs.notes, "dry run: configuration and data are in order"]:
+            print(line)
+        return 0
+    return train(config, inputs)
+
+
+def train(config: Resolved, inputs: run_inputs.Inputs, core: Any = None) -> int:
+    """Runs the loop of the core (`banyan._C`, or a stand-in for tests) and writes the report."""
+    from banyan.log.loggers import RunLog
+    from banyan.report.report import write_report
+    from banyan.report.summary import summarise
+    from banyan.reward.manager import RewardManager
+    from banyan.trainer.host import Host
+    from banyan.trainer.interrupt import Interrupt
+
+    if core is None:
+        from banyan import extension
+
+        core = extension.load()
+    directory = Path(config["trainer.default_local_dir"])
+    log = RunLog(
+        directory, config["trainer.logger"], run_inputs.total_steps(config, len(inputs.train))
+    )
+    rewards = RewardManager(config.tree)
+    try:
+        with Interrupt(log.say) as interrupt:
+            host = Host(
+                config,
+                inputs.train,
+                inputs.validation,
+                inputs.chat,
+                rewards,
+                log,
+                lambda: interrupt.asked,
+            )
+            for line in [*config.notes, *inputs.notes]:
+                log.say(line)
+            outcome = core.train(run_inputs.core_config(config, inputs), host)
+    except BaseException:
+        log.console.close()
+        _write_report(write_report, directory, config, log.say, {})
+        raise
+    finally:
+        rewards.close()
+        log.console.close()
+    report = _write_report(write_report, directory, config, log.say, outcome)
+    for line in summarise(directory, outcome, report):
+        log.say(line)
+    log.close()
+    return 0
+
+
+def _write_report(
+    write: Any, directory: Path, config: Resolved, say: Any, outcome: dict[str, Any]
+) -> Path | None:
+    """The report's path; a report that cannot be written is said and never hides the run's own end."""
+    try:
+        return write(directory, config.tree, outcome)
+    except OSError as error:
+        say(f"report.html could not be written: {error}")
+        return None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `python3 -m banyan.trainer.main_ppo`."""
+    from banyan.cli.main import main as cli
+
+    return cli(["train", *(sys.argv[1:] if argv is None else argv)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
