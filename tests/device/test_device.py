@@ -38,8 +38,14 @@ def test_one_grpo_step_on_the_device(dtype, tmp_path):
     host, _, summary = run(
         path,
         tmp_path / "run",
-        **{"banyan.kernels": "aten", "trainer.device": DEVICE, "actor_rollout_ref.rollout.dtype": dtype},
+        **{
+            "banyan.kernels": "aten",
+            "trainer.device": DEVICE,
+            "actor_rollout_ref.rollout.dtype": dtype,
+        },
     )
     assert summary["last_step"] == 1
     assert host.metrics[-1]["actor/grad_norm"] > 0
-    assert host.metrics[-1]["training/rollout_probs_diff_max"] < (1e-3 if dtype == "float32" else 0.05)
+    assert host.metrics[-1]["training/rollout_probs_diff_max"] < (
+        1e-3 if dtype == "float32" else 0.05
+    )

@@ -39,7 +39,9 @@ CONFIGS = {
     "yarn_rope": LlamaConfig(**SIZES, rope_scaling=YARN_ROPE, rope_theta=1e4),
     "linear_rope": LlamaConfig(**SIZES, rope_scaling={"rope_type": "linear", "factor": 2.0}),
     "qwen2": Qwen2Config(**SIZES, rope_theta=1e6, rms_norm_eps=1e-6, tie_word_embeddings=True),
-    "qwen3": Qwen3Config(**SIZES, head_dim=24, rope_theta=1e6, rms_norm_eps=1e-6, tie_word_embeddings=False),
+    "qwen3": Qwen3Config(
+        **SIZES, head_dim=24, rope_theta=1e6, rms_norm_eps=1e-6, tie_word_embeddings=False
+    ),
 }
 
 

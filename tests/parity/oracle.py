@@ -26,7 +26,9 @@ def rotate(x: torch.Tensor, theta: float) -> torch.Tensor:
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
 
 
-def hidden_states(weights: dict[str, torch.Tensor], config: dict, ids: torch.Tensor) -> torch.Tensor:
+def hidden_states(
+    weights: dict[str, torch.Tensor], config: dict, ids: torch.Tensor
+) -> torch.Tensor:
     """ids [B, S] (right padded) -> hidden after the final norm [B, S, E]."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -67,7 +69,10 @@ def head(weights: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def log_probs(
-    weights: dict[str, torch.Tensor], config: dict, samples: list[list[int]], temperature: float = 1.0
+    weights: dict[str, torch.Tensor],
+    config: dict,
+    samples: list[list[int]],
+    temperature: float = 1.0,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Log-probabilities of tokens 1..n-1 of each sample and the entropies of the rows that predict them."""
     size = max(len(sample) for sample in samples)

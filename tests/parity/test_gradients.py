@@ -20,8 +20,17 @@ def config_json(**changes) -> str:
     """A resolved tree with what the core reads; `changes` are dotted keys."""
     from banyan.config.resolve import resolve
 
-    overrides = [f"{key.replace('__', '.')}={'null' if value is None else value}" for key, value in changes.items()]
-    tree = resolve(["data.train_files=unused.jsonl", "actor_rollout_ref.model.path=unused", *overrides])
+    overrides = [
+        f"{key.replace('__', '.')}={'null' if value is None else value}"
+        for key, value in changes.items()
+    ]
+    base = [
+        "data.train_files=unused.jsonl",
+        "actor_rollout_ref.model.path=unused",
+        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.rollout.n=4",
+    ]
+    tree = resolve([*base, *overrides]).tree
     tree["_shell"] = {"num_train_rows": 1, "stop_ids": [0], "model_dir": "unused"}
     return json.dumps(tree)
 
@@ -52,7 +61,13 @@ def random_batch(seed: int, shape: str) -> tuple[list[dict], list[float]]:
             if shape == "empty_response" and index == 0 and row > 0:
                 response, mask = [], []
             trajectories.append(
-                {"row": row, "index": index, "prompt": prompt, "response": response, "response_mask": mask}
+                {
+                    "row": row,
+                    "index": index,
+                    "prompt": prompt,
+                    "response": response,
+                    "response_mask": mask,
+                }
             )
     kept = [t for t in trajectories if t["response"]] if shape != "empty_response" else trajectories
     return kept, [draw.gauss(0, 1) for _ in kept]
@@ -77,7 +92,9 @@ def dense_loss(weights, config, trajectories, advantages, old, ref, tree) -> tor
         clipped = ratio.clamp(1 - actor["clip_ratio"], 1 + actor["clip_ratio"])
         loss = torch.maximum(-advantages[i] * ratio, -advantages[i] * clipped)
         if advantages[i] < 0:
-            loss = torch.minimum(loss, torch.full_like(loss, -advantages[i] * actor["clip_ratio_c"]))
+            loss = torch.minimum(
+                loss, torch.full_like(loss, -advantages[i] * actor["clip_ratio_c"])
+            )
         loss = loss - actor["entropy_coeff"] * ent
         if actor["use_kl_loss"]:
             gap = ref[i].to(new) - new
@@ -95,14 +112,18 @@ def dense_loss(weights, config, trajectories, advantages, old, ref, tree) -> tor
     return total / norm if mode == "seq-mean-token-sum-norm" else total
 
 
-def compare(path, dtype, trajectories, advantages, bound, old=None, ref=None, floor=1e-12, **changes):
+def compare(
+    path, dtype, trajectories, advantages, bound, old=None, ref=None, floor=1e-12, **changes
+):
     """Asserts that loss and every gradient agree within `bound` (relative L2 per tensor, absolute floor)."""
     text = config_json(**changes)
     tree = json.loads(text)
     model = _C.Model.load(str(path), dtype, with_backward=True)
     result = _C.accumulate_gradients(model, text, trajectories, advantages, old or [], ref or [])
     wide = torch.float64
-    weights = {name: value.detach().to(wide).requires_grad_() for name, value in model.params().items()}
+    weights = {
+        name: value.detach().to(wide).requires_grad_() for name, value in model.params().items()
+    }
     config = json.loads((path / "config.json").read_text())
     loss = dense_loss(weights, config, trajectories, advantages, old, ref, tree)
     loss.backward()
@@ -112,11 +133,22 @@ def compare(path, dtype, trajectories, advantages, bound, old=None, ref=None, fl
     for name, weight in weights.items():
         want = weight.grad if weight.grad is not None else torch.zeros_like(weight)
         error = (grads[name].to(wide) - want).norm().item()
-        assert error <= bound * want.norm().item() + floor, f"{name}: {error} against {want.norm().item()}"
+        assert error <= bound * want.norm().item() + floor, (
+            f"{name}: {error} against {want.norm().item()}"
+        )
     return result
 
 
-SHAPES = ["two_levels", "deep", "none_shared", "all_shared", "duplicates", "prefix", "one_token", "empty_response"]
+SHAPES = [
+    "two_levels",
+    "deep",
+    "none_shared",
+    "all_shared",
+    "duplicates",
+    "prefix",
+    "one_token",
+    "empty_response",
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -139,7 +171,13 @@ def test_fp32_gradients_equal_dense(shape, tmp_path):
 
 @pytest.mark.parametrize(
     "mode",
-    ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"],
+    [
+        "token-mean",
+        "token-sum",
+        "seq-mean-token-sum",
+        "seq-mean-token-mean",
+        "seq-mean-token-sum-norm",
+    ],
 )
 def test_every_term_of_the_loss(mode, tmp_path):
     _, path = write_model("qwen3", tmp_path)
@@ -256,7 +294,9 @@ def test_smollm2_gradients_equal_transformers(smollm2):
         assert error <= 1e-4, f"{name}: {error}"
 
 
-@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.rope_scaling is None])
+@pytest.mark.parametrize(
+    "name", [name for name, config in CONFIGS.items() if config.rope_scaling is None]
+)
 def test_oracle_equals_transformers(name, tmp_path):
     """The oracle itself: its log-probabilities are those of transformers in fp32."""
     model, path = write_model(name, tmp_path)

@@ -40,7 +40,9 @@ def test_bf16_logits_are_as_close_as_transformers_bf16(name, kernels, tmp_path):
     model, path = write_model(name, tmp_path)
     samples = random_samples(2, 131)
     exact = reference_logits(model, samples)
-    theirs = reference_logits(AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.bfloat16), samples)
+    theirs = reference_logits(
+        AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.bfloat16), samples
+    )
     ours = _C.logits(_C.Model.load(str(path), "bf16", kernels=kernels), samples)
     assert rms(ours, exact) <= 1.1 * rms(theirs, exact)
 
@@ -49,7 +51,9 @@ def test_sharing_does_not_change_a_bit_of_bf16_logits(tmp_path):
     _, path = write_model("llama", tmp_path)
     model = _C.Model.load(str(path), "bf16")
     samples = random_samples(3, 131)
-    for on, off in zip(_C.logits(model, samples, True), _C.logits(model, samples, False), strict=True):
+    for on, off in zip(
+        _C.logits(model, samples, True), _C.logits(model, samples, False), strict=True
+    ):
         assert torch.equal(on, off)
 
 
@@ -57,11 +61,15 @@ def test_sharing_does_not_change_a_bit_of_bf16_logits(tmp_path):
 def test_smollm2_logits(smollm2):
     text = list(range(100, 160))
     samples = [text + [7, 8, 9], text + [300, 301], text[:20]]
-    exact = reference_logits(AutoModelForCausalLM.from_pretrained(smollm2, torch_dtype=torch.float32), samples)
+    exact = reference_logits(
+        AutoModelForCausalLM.from_pretrained(smollm2, torch_dtype=torch.float32), samples
+    )
     ours = _C.logits(_C.Model.load(str(smollm2), "fp32"), samples)
     for want, have in zip(exact, ours, strict=True):
         torch.testing.assert_close(have, want, atol=5e-4, rtol=0)
     theirs = reference_logits(
         AutoModelForCausalLM.from_pretrained(smollm2, torch_dtype=torch.bfloat16), samples
     )
-    assert rms(_C.logits(_C.Model.load(str(smollm2), "bf16"), samples), exact) <= 1.1 * rms(theirs, exact)
+    assert rms(_C.logits(_C.Model.load(str(smollm2), "bf16"), samples), exact) <= 1.1 * rms(
+        theirs, exact
+    )

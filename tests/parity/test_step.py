@@ -29,7 +29,12 @@ class Host:
 
     def submit(self, trajectory, validation):
         value = sum(token % 3 for token in trajectory["response"]) / len(trajectory["response"])
-        score = {"row": trajectory["row"], "index": trajectory["index"], "value": value, "extra": {}}
+        score = {
+            "row": trajectory["row"],
+            "index": trajectory["index"],
+            "value": value,
+            "extra": {},
+        }
         self.pending.append(score)
 
     def poll(self):
@@ -61,6 +66,7 @@ class Host:
 def run(path, directory, **changes) -> tuple[Host, dict, dict]:
     overrides = {
         "data.train_files": "unused.jsonl",
+        "algorithm.adv_estimator": "grpo",
         "data.train_batch_size": 4,
         "actor_rollout_ref.model.path": str(path),
         "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
@@ -73,7 +79,7 @@ def run(path, directory, **changes) -> tuple[Host, dict, dict]:
         "trainer.total_training_steps": 1,
         **changes,
     }
-    tree = resolve([f"{key}={value}" for key, value in overrides.items()])
+    tree = resolve([f"{key}={value}" for key, value in overrides.items()]).tree
     tree["_shell"] = {"num_train_rows": 8, "stop_ids": [0], "model_dir": str(path)}
     draw = torch.Generator().manual_seed(3)
     trunk = torch.randint(1, VOCAB, (20,), generator=draw).tolist()
