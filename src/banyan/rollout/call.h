@@ -1,0 +1,55 @@
+// One generate call: the scheduler plans a pass, the runner computes it, the drawer draws, ended
+// responses leave. Pool, tree and schedule live for one call, so nothing of the weights outlasts it
+// and the memory is the trainer's again afterwards.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "banyan/rollout/engine.h"
+#include "banyan/rollout/runner.h"
+#include "banyan/rollout/scheduler.h"
+#include "banyan/rollout/token_drawer.h"
+
+namespace banyan::rollout {
+
+class Call {
+ public:
+  // All references are borrowed; the groups have passed request_check.h.
+  Call(models::CausalLM& model,
+       const EngineOptions& options,
+       const SamplingParams& params,
+       const OnFinished& on_finished,
+       std::vector<Group> groups,
+       int32_t num_pages);
+
+  // Everything but `seconds` of the statistics.
+  GenerateStats run(const std::function<bool()>& should_stop);
+
+ private:
+  std::pair<int32_t, int32_t> children_of(const DrawRow& row) const;
+  void draw(const at::Tensor& hidden, const std::vector<DrawRow>& rows);
+  void take(int32_t group, int32_t child, const Drawn& drawn);
+  void finish(int32_t group, int32_t child, FinishReason reason);
+  void abort();
+
+  const SamplingParams& params_;
+  const OnFinished& on_finished_;
+  std::vector<Group> groups_;
+  PagePool pages_;
+  PrefixTree tree_;
+  Scheduler scheduler_;
+  ops::KvPool kv_;
+  Runner runner_;
+  TokenDrawer drawer_;
+  GenerateStats stats_;
+  Pass pass_;  // reused, like the two below
+  std::vector<DrawRequest> requests_;
+  std::vector<Drawn> drawn_;
+};
+
+}  // namespace banyan::rollout

@@ -1,0 +1,23 @@
+// What a generate call may ask for. Throws [rollout] texts that name the field, what was wanted,
+// what came.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "banyan/rollout/engine.h"
+#include "banyan/rollout/sequence.h"
+
+namespace banyan::rollout {
+
+void check_options(const EngineOptions& options);
+void check_params(const SamplingParams& params, int64_t vocab);
+// max_len: positions that prompt and response may take together.
+void check_prompts(const std::vector<Prompt>& prompts,
+                   const EngineOptions& options,
+                   int64_t vocab,
+                   int64_t max_len);
+// Every group must fit the pool by itself, one response at a time.
+void check_fits(const std::vector<Group>& groups, int32_t num_pages, int64_t page_bytes);
+
+}  // namespace banyan::rollout

@@ -1,0 +1,67 @@
+#include "banyan/rollout/runner.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+
+#include <utility>
+
+namespace banyan::rollout {
+namespace {
+
+static_assert(kPageTokens == ops::kPathTile);
+
+int32_t token_at(const Group& group, const Run& run, int32_t position) {
+  const int32_t in_response = position - group.prompt_length();
+  return in_response < 0 ? group.prompt[position]
+                         : group.sequences[run.child].response[in_response];
+}
+
+// Rows drawn from, decodes first, as an index.
+at::Tensor row_index(const Pass& pass) {
+  const int64_t count = static_cast<int64_t>(pass.decodes.size() + pass.trunks.size());
+  at::Tensor index = at::empty({count}, at::kLong);
+  int64_t* out = index.mutable_data_ptr<int64_t>();
+  for (const DrawRow& draw : pass.decodes) *out++ = draw.row;
+  for (const DrawRow& draw : pass.trunks) *out++ = draw.row;
+  return index;
+}
+
+}  // namespace
+
+at::Tensor Runner::run(const Pass& pass,
+                       const std::vector<Group>& groups,
+                       const Scheduler& scheduler) {
+  for (const PageCopy& copy : pass.copies) pool_.copy_page(copy.from, copy.to);
+  if (!ids_.defined() || ids_.size(0) < pass.num_tokens) {
+    ids_ = at::empty({pass.num_tokens}, at::kInt);
+    positions_ = at::empty({pass.num_tokens}, at::kInt);
+  }
+  int32_t* ids = ids_.mutable_data_ptr<int32_t>();
+  int32_t* positions = positions_.mutable_data_ptr<int32_t>();
+  std::vector<ops::PagedRun> paged(pass.runs.size());
+  for (size_t r = 0; r < pass.runs.size(); ++r) {
+    const Run& run = pass.runs[r];
+    const Group& group = groups[run.group];
+    for (int32_t i = 0; i < run.num_tokens; ++i) {
+      const int32_t position = run.first_position + i;
+      *ids++ = token_at(group, run, position);
+      *positions++ = position;
+    }
+    paged[r].num_tokens = run.num_tokens;
+    paged[r].first_position = run.first_position;
+    scheduler.pages_of(run, paged[r].pages);
+  }
+  ops::PagedAttention attention(pool_, std::move(paged));
+  const at::Device device = model_.options().device;
+  const at::Tensor hidden = model_.forward(ids_.narrow(0, 0, pass.num_tokens).to(device),
+                                           positions_.narrow(0, 0, pass.num_tokens).to(device),
+                                           attention,
+                                           /*saved=*/nullptr);
+  const size_t num_drawn = pass.decodes.size() + pass.trunks.size();
+  if (num_drawn == 0) return {};
+  // In steady decoding every row is drawn from, in order.
+  if (pass.trunks.empty() && num_drawn == static_cast<size_t>(pass.num_tokens)) return hidden;
+  return at::index_select(hidden, 0, row_index(pass).to(device));
+}
+
+}  // namespace banyan::rollout
