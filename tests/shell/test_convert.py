@@ -26,6 +26,7 @@ from transformers import (
 from banyan.convert import ConvertError, cli, convert
 from banyan.convert.convert import model_name
 from banyan.convert.gguf_model import hf_name, unpermute
+from banyan.errors import UserError
 
 HEADS, KV_HEADS, HIDDEN, LAYERS = 4, 2, 32, 2
 TEXTS = ["What is 2+3?", "  two  spaces\n\nand 12345 it's", "naïve 漢字 🙂\ttab\r\n"]
@@ -257,8 +258,8 @@ def test_command(
     cli.add_arguments(parser)
     assert cli.run(parser.parse_args(["--from", str(tmp_path / "Tiny.Q8_0.gguf")])) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "cache" / "models" / "Tiny")
-    assert cli.run(parser.parse_args(["--from", str(tmp_path / "none.gguf")])) == 2
-    assert "[convert]" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"\[convert\] .*no such file"):
+        cli.run(parser.parse_args(["--from", str(tmp_path / "none.gguf")]))
 
 
 @pytest.mark.skipif(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from banyan.convert.convert import DEFAULT_SOURCE, ConvertError, cache_dir, convert
+from banyan.convert.convert import DEFAULT_SOURCE, cache_dir, convert
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,10 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Converts and prints the directory; returns 0, or 2 for a source that cannot be used."""
-    try:
-        print(convert(args.source, args.target, force=args.force))
-    except ConvertError as error:
-        print(error, file=sys.stderr)
-        return 2
+    """Converts and prints the directory. Raises UserError for a source that cannot be used."""
+    print(convert(args.source, args.target, force=args.force))
     return 0

@@ -19,7 +19,6 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from banyan.convert.convert import ConvertError
 
@@ -152,6 +151,22 @@ def _dense(tensor: gguf.ReaderTensor, config: dict[str, Any]) -> torch.Tensor:
     return torch.from_numpy(np.array(values, order="C", copy=True)).to(torch.bfloat16)
 
 
+def save_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """8 bytes of header length, the header as JSON padded to 8 bytes, then the bf16 data."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        shape = list(tensor.shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(tensor.contiguous().view(torch.uint8).numpy().data)
+
+
 def write_weights(reader: gguf.GGUFReader, config: dict[str, Any], target: Path) -> None:
     """Writes `model.safetensors`, or shards of 4 GiB with their index. Holds one shard at a time.
 
@@ -175,8 +190,7 @@ def write_weights(reader: gguf.GGUFReader, config: dict[str, Any], target: Path)
         if len(shards) > 1:
             file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
         dense = {hf_name(t.name): _dense(t, config) for t in shard}
-        save_file(dense, target / file, metadata={"format": "pt"})
-        (target / file).chmod(0o644)  # safetensors creates it readable by its owner only
+        save_safetensors(target / file, dense)
         weight_map.update(dict.fromkeys(dense, file))
         total += sum(t.nbytes for t in dense.values())
     if len(shards) > 1:

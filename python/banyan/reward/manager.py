@@ -1,0 +1,171 @@
+"""RewardManager: what the trainer sees of scoring. `submit` returns at once, `poll` collects.
+
+Managers (verl's names): `naive` takes the score as it is; `dapo` adds a penalty for long responses,
+
+    min(-(T - (L - b)) / b * p, 0)    T tokens of the response, L = reward_kwargs.max_resp_len,
+                                      b, p = overlong_buffer_cfg.{len, penalty_factor}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from banyan.errors import UserError
+from banyan.reward import registry
+from banyan.reward.pool import Pool
+from banyan.reward.result import ScoreResult
+
+_MANAGERS = ("naive", "dapo")
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlong:
+    """The penalty of `dapo`, from reward.reward_kwargs."""
+
+    max_resp_len: int
+    buffer_len: int
+    penalty_factor: float
+    log: bool
+
+    def __post_init__(self) -> None:
+        if not 0 < self.buffer_len <= self.max_resp_len:
+            raise UserError(
+                "[reward] reward.reward_kwargs.overlong_buffer_cfg.len: wanted 1 to max_resp_len "
+                f"({self.max_resp_len}), got {self.buffer_len}"
+            )
+
+    def apply(self, result: ScoreResult, num_tokens: int) -> ScoreResult:
+        over = num_tokens - (self.max_resp_len - self.buffer_len)
+        penalty = min(-over / self.buffer_len * self.penalty_factor, 0.0)
+        extra = dict(result.extra)
+        if self.log:
+            extra |= {"overlong_reward": penalty, "overlong": float(penalty < 0)}
+        return dataclasses.replace(result, value=result.value + penalty, extra=extra)
+
+
+class RewardManager:
+    """Scores trajectories in worker processes with a time limit.
+
+    Args:
+        tree: The resolved configuration; its nodes `reward` and `banyan.reward` are read.
+        log_path: File for what the reward function prints; None drops it.
+
+    Raises:
+        UserError: [reward] for a manager that is unknown, a reward file that cannot be loaded.
+    """
+
+    def __init__(self, tree: Mapping[str, Any], log_path: Path | None = None) -> None:
+        reward = tree["reward"]
+        limits = tree["banyan"]["reward"]
+        name = reward.get("reward_manager", {}).get("name", "naive")
+        if name not in _MANAGERS:
+            wanted = " or ".join(_MANAGERS)
+            raise UserError(f"reward.reward_manager.name: wanted {wanted}, got {name}")
+        self._overlong = _overlong(reward.get("reward_kwargs") or {}) if name == "dapo" else None
+        self._custom = reward["custom_reward_function"]
+        path = self._custom["path"]
+        settings = {
+            "path": str(Path(path).expanduser().resolve()) if path else None,
+            "name": self._custom.get("name") or "compute_score",
+            "reward_kwargs": dict(self._custom.get("reward_kwargs") or {}),
+            "timeout_s": limits["timeout_s"],
+            "memory_limit_bytes": limits["memory_limit_mb"] << 20,
+        }
+        self._num_tokens: dict[Hashable, int] = {}
+        self._statuses: Counter[str] = Counter()
+        self._log: IO[bytes] | None = log_path.open("ab") if log_path else None
+        try:
+            self._pool = Pool(settings, reward["num_workers"], self._log or subprocess.DEVNULL)
+        except BaseException:
+            if self._log:
+                self._log.close()
+            raise
+
+    def check_data_sources(self, data_sources: set[str]) -> None:
+        """Raises UserError [reward] if one has no scorer; any is fine with a function of the user."""
+        if not self._custom["path"]:
+            for name in sorted(data_sources):
+                registry.find(name)
+
+    def submit(
+        self,
+        key: Hashable,
+        data_source: str,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any],
+        num_tokens: int | None = None,
+    ) -> None:
+        """Queues one trajectory and returns at once.
+
+        Args:
+            key: Comes back with the result.
+            num_tokens: Length of the response; `dapo` needs it.
+
+        Raises:
+            UserError: [reward] for a row that has no JSON form.
+        """
+        if self._overlong:
+            if num_tokens is None:
+                raise UserError("[reward] dapo: wanted the response's number of tokens, got none")
+            self._num_tokens[key] = num_tokens
+        job = {
+            "data_source": data_source,
+            "solution_str": solution_str,
+            "ground_truth": ground_truth,
+            "extra_info": extra_info,
+        }
+        try:
+            self._pool.submit(key, job)
+        except TypeError as error:
+            raise UserError(f"[reward] row of {data_source}: {error}") from error
+
+    def poll(self) -> list[tuple[Any, ScoreResult]]:
+        """Waits for all that was submitted; (key, result) in the order of submission.
+
+        Ends in bounded time: whatever the reward function does, each job has its time limit.
+        """
+        results = self._pool.collect()
+        if self._overlong:
+            results = [
+                (key, r if r.failed else self._overlong.apply(r, self._num_tokens[key]))
+                for key, r in results
+            ]
+            self._num_tokens.clear()
+        self._statuses.update(result.status for _, result in results)
+        return results
+
+    def statuses(self) -> dict[str, int]:
+        """Number of results so far by status: ok, timeout, error, killed, invalid."""
+        return dict(self._statuses)
+
+    def close(self) -> None:
+        """Ends the workers. Safe to call twice."""
+        self._pool.close()
+        if self._log:
+            self._log.close()
+
+    def __enter__(self) -> RewardManager:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _overlong(kwargs: Mapping[str, Any]) -> Overlong | None:
+    buffer = kwargs.get("overlong_buffer_cfg") or {}
+    if not buffer.get("enable", False):
+        return None
+    if kwargs.get("max_resp_len") is None:
+        raise UserError("[reward] reward.reward_kwargs.max_resp_len: wanted a length, got none")
+    return Overlong(
+        max_resp_len=int(kwargs["max_resp_len"]),
+        buffer_len=int(buffer["len"]),
+        penalty_factor=float(buffer["penalty_factor"]),
+        log=bool(buffer.get("log", False)),
+    )

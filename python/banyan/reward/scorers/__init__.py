@@ -1,0 +1,1 @@
+"""One file per rule; registry.py finds them. They run inside the reward workers: no torch here."""
