@@ -43,7 +43,7 @@ void check_shard_name(const std::string& path,
   if (reason) {
     throw FileError(detail::concat(path,
                                    ": ",
-                                   tensor,
+                                   printable(tensor),
                                    ": shard '",
                                    printable(shard),
                                    "' is not a plain file name of this folder: ",
@@ -172,7 +172,7 @@ void write_hf_weights(const std::string& directory,
   uint64_t total_bytes = 0;
   uint64_t shard_bytes = 0;
   for (NamedTensor& named : sorted) {
-    const uint64_t num_bytes = named.tensor.nbytes();
+    const uint64_t num_bytes = stored_bytes(named);
     if (!shards.back().empty() && shard_bytes + num_bytes > max_shard_bytes) {
       shards.emplace_back();
       shard_bytes = 0;

@@ -46,7 +46,13 @@ class SafetensorsFile {
 struct NamedTensor {
   std::string name;
   at::Tensor tensor;
+  // The type to write; Undefined: the tensor's own. Converted one tensor at a time while writing.
+  at::ScalarType stored = at::ScalarType::Undefined;
 };
+
+// The type and the number of bytes that `named` takes in a file.
+at::ScalarType stored_type(const NamedTensor& named);
+uint64_t stored_bytes(const NamedTensor& named);
 
 // Writes `path` (which must not exist) with names sorted, and fsyncs it. Tensors are made
 // contiguous on the CPU one by one. Throws FileError with the system's reason (disk full, ...),

@@ -37,13 +37,13 @@ std::string header_text(const std::vector<const NamedTensor*>& order,
   if (!metadata.empty()) text += "\"__metadata__\":" + Json(metadata).dump();
   uint64_t begin = 0;
   for (const NamedTensor* named : order) {
-    const StoredType* type = find_type(named->tensor.scalar_type());
+    const StoredType* type = find_type(stored_type(*named));
     BANYAN_CHECK(type,
                  "[safetensors] tensor '",
                  named->name,
                  "': the format has no type for ",
-                 named->tensor.scalar_type());
-    const uint64_t end = begin + named->tensor.nbytes();
+                 stored_type(*named));
+    const uint64_t end = begin + stored_bytes(*named);
     text += detail::concat(text.size() > 1 ? "," : "",
                            Json(named->name).dump(),
                            ":{\"dtype\":\"",
@@ -70,6 +70,14 @@ std::string header_text(const std::vector<const NamedTensor*>& order,
 
 }  // namespace
 
+at::ScalarType stored_type(const NamedTensor& named) {
+  return named.stored == at::ScalarType::Undefined ? named.tensor.scalar_type() : named.stored;
+}
+
+uint64_t stored_bytes(const NamedTensor& named) {
+  return static_cast<uint64_t>(named.tensor.numel()) * c10::elementSize(stored_type(named));
+}
+
 void write_safetensors(const std::string& path,
                        const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata) {
@@ -82,7 +90,7 @@ void write_safetensors(const std::string& path,
     write_all(file.get(), path, &header_bytes, sizeof(header_bytes));
     write_all(file.get(), path, header.data(), header.size());
     for (const NamedTensor* named : order) {
-      const at::Tensor plain = named->tensor.to(at::kCPU).contiguous();
+      const at::Tensor plain = named->tensor.to(at::kCPU, stored_type(*named)).contiguous();
       write_all(file.get(), path, plain.data_ptr(), plain.nbytes());
     }
     sync_file(file.get(), path);

@@ -1,5 +1,6 @@
-// CausalLM: what training and rollout see of a model. All supported decoders share one block structure
-// (nn/decoder.h); an architecture file (llama.cpp, qwen2.cpp, qwen3.cpp) reads its config.json and chooses.
+// CausalLM: what training and rollout see of a model. All supported decoders share one block
+// structure (nn/decoder.h); an architecture file (llama.cpp, qwen2.cpp, qwen3.cpp) reads its
+// config.json and chooses.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,15 +43,15 @@ class CausalLM {
   virtual const ComputeOptions& options() const = 0;
   virtual ParamTable& params() = 0;
 
-  // ids, positions [T] int32 on the model's device -> hidden [T, E] after the final norm, compute dtype.
-  // With `saved`, fills it for backward (one object per forward).
+  // ids, positions [T] int32 on the model's device -> hidden [T, E] after the final norm, compute
+  // dtype. With `saved`, fills it for backward (one object per forward).
   virtual at::Tensor forward(const at::Tensor& ids,
                              const at::Tensor& positions,
                              AttentionContext& attention,
                              std::unique_ptr<Saved>* saved) = 0;
 
-  // grad_hidden [T, E] of the same forward -> adds every parameter's gradient (head excepted: its rows are
-  // added by ops::edge_logprob_backward into head_grad()). Consumes `saved`.
+  // grad_hidden [T, E] of the same forward -> adds every parameter's gradient (head excepted: its
+  // rows are added by ops::edge_logprob_backward into head_grad()). Consumes `saved`.
   virtual void backward(std::unique_ptr<Saved> saved,
                         const at::Tensor& grad_hidden,
                         AttentionContext& attention) = 0;
@@ -64,17 +65,18 @@ struct LoadOptions {
   bool with_backward = true;  // also keep what backward needs (packed transposes)
 };
 
-// Loads an HF directory: config.json and safetensors (sharded or not). Throws FileError naming file, tensor
-// and reason; a missing or unexpected tensor name is an error that lists them all.
+// Loads an HF directory: config.json and safetensors (sharded or not). Throws FileError naming
+// file, tensor and reason; a missing or unexpected tensor name is an error that lists them all.
 std::unique_ptr<CausalLM> load_model(const std::string& directory, const LoadOptions& options);
 
-// A model of the given config.json text with normal(0, initializer_range) weights, for tests and `doctor`.
+// A model of the given config.json text with normal(0, initializer_range) weights, for tests and
+// `doctor`.
 std::unique_ptr<CausalLM> random_model(const std::string& config_json,
                                        uint64_t seed,
                                        const LoadOptions& options);
 
-// Writes config.json (copied from `config_from`, an HF directory, with dtype set), safetensors shards in
-// `dtype` and the tokenizer files found there. `directory` must not exist yet.
+// Writes config.json (copied from `config_from`, an HF directory, with dtype set), safetensors
+// shards in `dtype` and the tokenizer files found there. `directory` must not exist yet.
 void save_model(CausalLM& model,
                 const std::string& config_from,
                 const std::string& directory,

@@ -1,6 +1,6 @@
-// One weight, two forms: the fp32 master that the optimizer moves and the compute form that kernels read.
-// Several matrices with one input (q, k, v; gate, up) are fused: one master, one gradient, one packed form,
-// and one Param per HF name that is a row range of them.
+// One weight, two forms: the fp32 master that the optimizer moves and the compute form that kernels
+// read. Several matrices with one input (q, k, v; gate, up) are fused: one master, one gradient,
+// one packed form, and one Param per HF name that is a row range of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,8 +22,14 @@ class Weight {
     int64_t out = 0;
   };
 
-  // Allocates the master (zeros; fp64 when options.dtype is fp64, else fp32) and registers repack and gradient.
-  Weight(ParamTable& table, std::vector<Part> parts, int64_t in, const ComputeOptions& options);
+  // Allocates the master (zeros; fp64 when options.dtype is fp64, else fp32) and registers repack
+  // and gradient. `with_backward`: the compute form also serves dx = dy W. The table must outlive
+  // the weight's use.
+  Weight(ParamTable& table,
+         std::vector<Part> parts,
+         int64_t in,
+         const ComputeOptions& options,
+         bool with_backward);
   Weight(const Weight&) = delete;
   Weight& operator=(const Weight&) = delete;
 
@@ -37,7 +43,8 @@ class Weight {
   ops::LinearWeight compute_;
 };
 
-// A vector parameter (norm weight, bias; biases may be fused like matrices). Compute form: a plain copy.
+// A vector parameter (norm weight, bias; biases may be fused like matrices). Compute form: a plain
+// copy.
 class Vector {
  public:
   struct Part {

@@ -1,0 +1,54 @@
+#include "banyan/models/decoder_lm.h"
+
+#include "banyan/core/error.h"
+
+namespace banyan::models {
+namespace {
+
+struct DecoderSaved final : Saved {
+  nn::Decoder::Saved activations;
+};
+
+ModelShape shape_of(const std::string& architecture, const nn::DecoderOptions& options) {
+  return {.architecture = architecture,
+          .vocab = options.vocab,
+          .hidden = options.hidden,
+          .layers = options.layers,
+          .heads = options.heads,
+          .kv_heads = options.kv_heads,
+          .head_dim = options.head_dim,
+          .intermediate = options.intermediate,
+          .max_positions = options.max_positions,
+          .tied = options.tied};
+}
+
+}  // namespace
+
+DecoderLM::DecoderLM(const std::string& architecture,
+                     const nn::DecoderOptions& shape,
+                     const LoadOptions& options)
+    : shape_(shape_of(architecture, shape)),
+      options_(options.compute),
+      decoder_(
+          std::make_unique<nn::Decoder>(params_, shape, options.compute, options.with_backward)) {}
+
+at::Tensor DecoderLM::forward(const at::Tensor& ids,
+                              const at::Tensor& positions,
+                              AttentionContext& attention,
+                              std::unique_ptr<Saved>* saved) {
+  if (!saved) return decoder_->forward(ids, positions, attention, nullptr);
+  auto kept = std::make_unique<DecoderSaved>();
+  at::Tensor hidden = decoder_->forward(ids, positions, attention, &kept->activations);
+  *saved = std::move(kept);
+  return hidden;
+}
+
+void DecoderLM::backward(std::unique_ptr<Saved> saved,
+                         const at::Tensor& grad_hidden,
+                         AttentionContext& attention) {
+  auto* kept = dynamic_cast<DecoderSaved*>(saved.get());
+  BANYAN_ASSERT(kept, "backward needs what the forward of the same model saved");
+  decoder_->backward(std::move(kept->activations), grad_hidden, attention);
+}
+
+}  // namespace banyan::models

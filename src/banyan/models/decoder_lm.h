@@ -1,0 +1,40 @@
+// CausalLM over nn::Decoder: the model of every architecture so far.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "banyan/models/causal_lm.h"
+#include "banyan/nn/decoder.h"
+
+namespace banyan::models {
+
+class DecoderLM final : public CausalLM {
+ public:
+  DecoderLM(const std::string& architecture,
+            const nn::DecoderOptions& shape,
+            const LoadOptions& options);
+
+  const ModelShape& shape() const override { return shape_; }
+  const ComputeOptions& options() const override { return options_; }
+  ParamTable& params() override { return params_; }
+
+  at::Tensor forward(const at::Tensor& ids,
+                     const at::Tensor& positions,
+                     AttentionContext& attention,
+                     std::unique_ptr<Saved>* saved) override;
+  void backward(std::unique_ptr<Saved> saved,
+                const at::Tensor& grad_hidden,
+                AttentionContext& attention) override;
+
+  const ops::LinearWeight& head() const override { return decoder_->head().compute(); }
+  at::Tensor& head_grad() override { return decoder_->head().grad(); }
+
+ private:
+  ModelShape shape_;
+  ComputeOptions options_;
+  ParamTable params_;
+  std::unique_ptr<nn::Decoder> decoder_;
+};
+
+}  // namespace banyan::models

@@ -1,0 +1,97 @@
+// Models to HF directories: config.json of the source with the dtype that is written, shards,
+// tokenizer files.
+#include <sys/stat.h>
+
+#include <array>
+#include <cerrno>
+#include <filesystem>
+
+#include "banyan/core/error.h"
+#include "banyan/io/dtype.h"
+#include "banyan/io/files.h"
+#include "banyan/io/json.h"
+#include "banyan/io/posix_file.h"
+#include "banyan/io/safetensors.h"
+#include "banyan/models/causal_lm.h"
+
+namespace banyan::models {
+namespace {
+
+// Copied as they are, where the source has them.
+constexpr std::array<const char*, 9> kCompanions = {"tokenizer.json",
+                                                    "tokenizer_config.json",
+                                                    "special_tokens_map.json",
+                                                    "vocab.json",
+                                                    "merges.txt",
+                                                    "generation_config.json",
+                                                    "chat_template.jinja",
+                                                    "added_tokens.json",
+                                                    "tokenizer.model"};
+
+std::string dtype_name(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kBFloat16:
+      return "bfloat16";
+    case at::kHalf:
+      return "float16";
+    case at::kFloat:
+      return "float32";
+    case at::kDouble:
+      return "float64";
+    default:
+      BANYAN_CHECK(false, "[save_model] dtype: wanted bf16, fp16, fp32 or fp64, got ", dtype);
+  }
+  return "";
+}
+
+// Both spellings of the key, for older and newer transformers.
+std::string config_text(const std::string& source, at::ScalarType dtype) {
+  const std::string where = source + "/config.json";
+  io::Json config = io::parse_json(io::read_text(where), where);
+  config["dtype"] = config["torch_dtype"] = dtype_name(dtype);
+  return config.dump(2) + "\n";
+}
+
+std::vector<io::NamedTensor> weights_of(CausalLM& model, at::ScalarType dtype) {
+  std::vector<io::NamedTensor> tensors;
+  for (const Param& param : model.params().params()) {
+    tensors.push_back({param.name, param.master, dtype});
+  }
+  return tensors;
+}
+
+void write_all(CausalLM& model,
+               const std::string& source,
+               const std::string& directory,
+               at::ScalarType dtype) {
+  io::write_text_atomic(directory + "/config.json", config_text(source, dtype));
+  for (const char* name : kCompanions) {
+    struct stat status;
+    const std::string from = source + "/" + name;
+    if (::stat(from.c_str(), &status) == 0) {
+      io::write_text_atomic(directory + "/" + name, io::read_text(from));
+    }
+  }
+  io::write_hf_weights(directory, weights_of(model, dtype));
+}
+
+}  // namespace
+
+void save_model(CausalLM& model,
+                const std::string& config_from,
+                const std::string& directory,
+                at::ScalarType dtype) {
+  dtype_name(dtype);
+  if (::mkdir(directory.c_str(), 0777) != 0)
+    io::throw_system_error(directory, "cannot create folder");
+  try {
+    write_all(model, config_from, directory, dtype);
+    io::sync_directory(directory);
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::remove_all(directory, ignored);
+    throw;
+  }
+}
+
+}  // namespace banyan::models

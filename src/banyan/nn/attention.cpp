@@ -1,0 +1,114 @@
+#include "banyan/nn/attention.h"
+
+#include <ATen/ops/cat.h>
+
+#include <cmath>
+
+#include "banyan/ops/rms_norm.h"
+#include "banyan/ops/rope.h"
+
+namespace banyan::nn {
+
+Attention::Attention(ParamTable& table,
+                     const std::string& prefix,
+                     const DecoderOptions& shape,
+                     const ComputeOptions& options,
+                     bool with_backward)
+    : shape_(shape),
+      options_(options),
+      scale_(1.0 / std::sqrt(static_cast<double>(shape.head_dim))),
+      norm_(table, {{prefix + "input_layernorm.weight", shape.hidden}}, options),
+      qkv_(table,
+           {{prefix + "self_attn.q_proj", shape.heads * shape.head_dim},
+            {prefix + "self_attn.k_proj", shape.kv_heads * shape.head_dim},
+            {prefix + "self_attn.v_proj", shape.kv_heads * shape.head_dim}},
+           shape.hidden,
+           shape.qkv_bias,
+           options,
+           with_backward),
+      out_(table,
+           {{prefix + "self_attn.o_proj", shape.hidden}},
+           shape.heads * shape.head_dim,
+           shape.out_bias,
+           options,
+           with_backward) {
+  if (shape.qk_norm) {
+    const auto head_norm = [&](const char* name) {
+      return std::make_unique<Vector>(
+          table,
+          std::vector<Vector::Part>{{prefix + "self_attn." + name, shape.head_dim}},
+          options);
+    };
+    q_norm_ = head_norm("q_norm.weight");
+    k_norm_ = head_norm("k_norm.weight");
+  }
+}
+
+Attention::Heads Attention::split(const at::Tensor& qkv) const {
+  const auto part = [&](int64_t first_head, int64_t num_heads) {
+    return qkv.narrow(1, first_head * shape_.head_dim, num_heads * shape_.head_dim)
+        .view({qkv.size(0), num_heads, shape_.head_dim});
+  };
+  const int64_t heads = shape_.heads;
+  const int64_t kv_heads = shape_.kv_heads;
+  return {part(0, heads), part(heads, kv_heads), part(heads + kv_heads, kv_heads)};
+}
+
+Attention::Heads Attention::rotated(const LayerContext& context, const at::Tensor& qkv) const {
+  const auto rotate = [&](const at::Tensor& raw, const std::unique_ptr<Vector>& norm) {
+    const at::Tensor x =
+        norm ? ops::rms_norm_forward(raw, norm->compute(), shape_.norm_eps, options_) : raw;
+    return ops::rope_forward(
+        x, context.positions, context.rope.cos(), context.rope.sin(), options_);
+  };
+  const Heads raw = split(qkv);
+  return {rotate(raw.q, q_norm_), rotate(raw.k, k_norm_), raw.v.contiguous()};
+}
+
+at::Tensor Attention::forward(const LayerContext& context,
+                              const at::Tensor& x,
+                              Saved* saved) const {
+  at::Tensor qkv =
+      qkv_.forward(ops::rms_norm_forward(x, norm_.compute(), shape_.norm_eps, options_));
+  const Heads heads = rotated(context, qkv);
+  at::Tensor lse;
+  at::Tensor out = context.attention.forward(
+      context.layer, heads.q, heads.k, heads.v, scale_, saved ? &lse : nullptr);
+  at::Tensor y = out_.forward(out.view({x.size(0), -1})).add_(x);
+  if (saved) *saved = {x, std::move(qkv), std::move(out), std::move(lse)};
+  return y;
+}
+
+at::Tensor Attention::head_backward(const LayerContext& context,
+                                    const at::Tensor& grad,
+                                    const at::Tensor& raw,
+                                    const std::unique_ptr<Vector>& norm) const {
+  const at::Tensor dx =
+      ops::rope_backward(grad, context.positions, context.rope.cos(), context.rope.sin(), options_);
+  if (!norm) return dx.flatten(1);
+  return ops::rms_norm_backward(dx, raw, norm->compute(), shape_.norm_eps, norm->grad(), options_)
+      .flatten(1);
+}
+
+at::Tensor Attention::backward(const LayerContext& context, const at::Tensor& dy, Saved saved) {
+  at::Tensor grad_out = out_.backward(dy, saved.out.flatten(1)).view(saved.out.sizes());
+  at::Tensor dqkv;
+  {
+    const Heads heads = rotated(context, saved.qkv);
+    AttentionGradients grad = context.attention.backward(
+        context.layer, grad_out, heads.q, heads.k, heads.v, saved.out, saved.lse, scale_);
+    const Heads raw = split(saved.qkv);
+    dqkv = at::cat({head_backward(context, grad.dq, raw.q, q_norm_),
+                    head_backward(context, grad.dk, raw.k, k_norm_),
+                    grad.dv.flatten(1)},
+                   1);
+  }
+  grad_out = saved.qkv = saved.out = saved.lse = at::Tensor();
+  const at::Tensor h = ops::rms_norm_forward(saved.x, norm_.compute(), shape_.norm_eps, options_);
+  const at::Tensor dh = qkv_.backward(dqkv, h);
+  return ops::rms_norm_backward(
+             dh, saved.x, norm_.compute(), shape_.norm_eps, norm_.grad(), options_)
+      .add_(dy);
+}
+
+}  // namespace banyan::nn

@@ -1,0 +1,72 @@
+// The attention half of a decoder block: y = x + O attn(rope(norm(Q h)), rope(norm(K h)), V h), h =
+// N1 x.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+
+#include "banyan/core/attention_context.h"
+#include "banyan/nn/decoder_options.h"
+#include "banyan/nn/linear.h"
+
+namespace banyan::nn {
+
+// What a layer is given beside its input, for one forward or backward of one block of the plan.
+struct LayerContext {
+  int64_t layer = 0;
+  const at::Tensor& positions;  // [T] int32
+  const RopeTable& rope;
+  AttentionContext& attention;
+};
+
+class Attention {
+ public:
+  // Kept from forward for backward; norm outputs, q and k are computed again from these.
+  struct Saved {
+    at::Tensor x;    // [T, E]
+    at::Tensor qkv;  // [T, (H + 2K) D], before norm and RoPE
+    at::Tensor out;  // [T, H, D]
+    at::Tensor lse;  // [T, H] fp32
+  };
+
+  // `prefix`: "model.layers.0." The parameters are input_layernorm and self_attn.*.
+  Attention(ParamTable& table,
+            const std::string& prefix,
+            const DecoderOptions& shape,
+            const ComputeOptions& options,
+            bool with_backward);
+
+  // x [T, E] -> [T, E]. With `saved`, keeps what backward needs.
+  at::Tensor forward(const LayerContext& context, const at::Tensor& x, Saved* saved) const;
+
+  // dy -> dx; adds the parameters' gradients. Consumes `saved`.
+  at::Tensor backward(const LayerContext& context, const at::Tensor& dy, Saved saved);
+
+ private:
+  struct Heads {
+    at::Tensor q;  // [T, H, D]
+    at::Tensor k;  // [T, K, D]
+    at::Tensor v;  // [T, K, D]
+  };
+  Heads split(const at::Tensor& qkv) const;                                 // views
+  Heads rotated(const LayerContext& context, const at::Tensor& qkv) const;  // norm and RoPE applied
+
+  // Through RoPE and the per-head norm; `raw` is the projection before them.
+  at::Tensor head_backward(const LayerContext& context,
+                           const at::Tensor& grad,
+                           const at::Tensor& raw,
+                           const std::unique_ptr<Vector>& norm) const;
+
+  DecoderOptions shape_;
+  ComputeOptions options_;
+  double scale_;
+  Vector norm_;
+  Linear qkv_;
+  std::unique_ptr<Vector> q_norm_;
+  std::unique_ptr<Vector> k_norm_;
+  Linear out_;
+};
+
+}  // namespace banyan::nn

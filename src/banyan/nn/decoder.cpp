@@ -1,0 +1,75 @@
+#include "banyan/nn/decoder.h"
+
+#include "banyan/core/error.h"
+#include "banyan/ops/rms_norm.h"
+
+namespace banyan::nn {
+
+Decoder::Decoder(ParamTable& table,
+                 const DecoderOptions& shape,
+                 const ComputeOptions& options,
+                 bool with_backward)
+    : shape_(shape),
+      options_(options),
+      rope_(shape.rope, shape.head_dim, shape.max_positions, options),
+      embedding_(table,
+                 {{"model.embed_tokens.weight", shape.vocab}},
+                 shape.hidden,
+                 options,
+                 with_backward && shape.tied),
+      norm_(table, {{"model.norm.weight", shape.hidden}}, options) {
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    const std::string prefix = "model.layers." + std::to_string(i) + ".";
+    layers_.emplace_back(new Layer{Attention(table, prefix, shape, options, with_backward),
+                                   Mlp(table, prefix, shape, options, with_backward)});
+  }
+  if (!shape.tied) {
+    head_ = std::make_unique<Weight>(table,
+                                     std::vector<Weight::Part>{{"lm_head.weight", shape.vocab}},
+                                     shape.hidden,
+                                     options,
+                                     with_backward);
+  }
+}
+
+at::Tensor Decoder::forward(const at::Tensor& ids,
+                            const at::Tensor& positions,
+                            AttentionContext& attention,
+                            Saved* saved) {
+  BANYAN_CHECK(ids.dim() == 1 && ids.numel() > 0 && positions.sizes() == ids.sizes(),
+               "[decoder] ids and positions: wanted [T] with T >= 1 alike, got ",
+               ids.sizes(),
+               " and ",
+               positions.sizes());
+  rope_.reserve(positions.max().item<int64_t>() + 1);
+  if (saved) {
+    saved->ids = ids;
+    saved->positions = positions;
+    saved->layers.resize(layers_.size());
+  }
+  at::Tensor x = ops::embedding_forward(ids, embedding_.compute());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    Saved::Layer* kept = saved ? &saved->layers[i] : nullptr;
+    const LayerContext context{static_cast<int64_t>(i), positions, rope_, attention};
+    x = layers_[i]->attention.forward(context, x, kept ? &kept->attention : nullptr);
+    x = layers_[i]->mlp.forward(x, kept ? &kept->mlp : nullptr);
+  }
+  if (saved) saved->x = x;
+  return ops::rms_norm_forward(x, norm_.compute(), shape_.norm_eps, options_);
+}
+
+void Decoder::backward(Saved saved, const at::Tensor& grad_hidden, AttentionContext& attention) {
+  BANYAN_ASSERT(norm_.grad().defined(),
+                "gradients are not allocated: ParamTable::ensure_grads first");
+  at::Tensor dx = ops::rms_norm_backward(
+      grad_hidden, saved.x, norm_.compute(), shape_.norm_eps, norm_.grad(), options_);
+  saved.x = at::Tensor();
+  for (size_t i = layers_.size(); i-- > 0;) {
+    const LayerContext context{static_cast<int64_t>(i), saved.positions, rope_, attention};
+    dx = layers_[i]->mlp.backward(dx, std::move(saved.layers[i].mlp));
+    dx = layers_[i]->attention.backward(context, dx, std::move(saved.layers[i].attention));
+  }
+  ops::embedding_backward(dx, saved.ids, embedding_.grad());
+}
+
+}  // namespace banyan::nn

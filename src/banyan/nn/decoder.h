@@ -1,0 +1,67 @@
+// The decoder that Llama, Qwen2 and Qwen3 share: embedding, blocks (attention half, feed-forward
+// half), final norm, head. The structure is written once, here; DecoderOptions carries the
+// differences.
+//
+// Parameter names are those of HF: model.embed_tokens.weight, model.layers.{i}.*, model.norm.weight
+// and, unless tied, lm_head.weight. Backward walks the layers from last to first and frees what a
+// layer saved as soon as that layer is done.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "banyan/nn/attention.h"
+#include "banyan/nn/mlp.h"
+
+namespace banyan::nn {
+
+class Decoder {
+ public:
+  // Activations of one forward.
+  struct Saved {
+    struct Layer {
+      Attention::Saved attention;
+      Mlp::Saved mlp;
+    };
+    at::Tensor ids;
+    at::Tensor positions;
+    std::vector<Layer> layers;
+    at::Tensor x;  // input of the final norm
+  };
+
+  // Registers all parameters in `table`, which must live as long as the decoder.
+  Decoder(ParamTable& table,
+          const DecoderOptions& shape,
+          const ComputeOptions& options,
+          bool with_backward);
+
+  // ids, positions [T] int32 -> hidden [T, E] after the final norm. Without `saved` nothing is
+  // kept.
+  at::Tensor forward(const at::Tensor& ids,
+                     const at::Tensor& positions,
+                     AttentionContext& attention,
+                     Saved* saved);
+
+  // Adds every parameter's gradient, the head's own rows excepted. Needs ParamTable::ensure_grads.
+  void backward(Saved saved, const at::Tensor& grad_hidden, AttentionContext& attention);
+
+  Weight& head() { return head_ ? *head_ : embedding_; }
+
+ private:
+  struct Layer {
+    Attention attention;
+    Mlp mlp;
+  };
+
+  DecoderOptions shape_;
+  ComputeOptions options_;
+  RopeTable rope_;
+  Weight embedding_;
+  std::vector<std::unique_ptr<Layer>> layers_;
+  Vector norm_;
+  std::unique_ptr<Weight> head_;  // null if tied
+};
+
+}  // namespace banyan::nn

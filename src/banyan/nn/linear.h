@@ -1,0 +1,37 @@
+// A projection y = x Wᵀ (+ b), of one matrix or of several with the same input that are computed as
+// one.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "banyan/nn/weight.h"
+
+namespace banyan::nn {
+
+class Linear {
+ public:
+  // `parts` carry HF module names ("...self_attn.q_proj"): ".weight" and ".bias" are added here.
+  Linear(ParamTable& table,
+         const std::vector<Weight::Part>& parts,
+         int64_t in,
+         bool bias,
+         const ComputeOptions& options,
+         bool with_backward);
+
+  // [T, in] -> [T, out]
+  at::Tensor forward(const at::Tensor& x) const;
+
+  // dy [T, out] and the x of forward -> dx [T, in]; adds the gradients of weight and bias.
+  at::Tensor backward(const at::Tensor& dy, const at::Tensor& x);
+
+ private:
+  ComputeOptions options_;
+  Weight weight_;
+  std::unique_ptr<Vector> bias_;
+};
+
+}  // namespace banyan::nn

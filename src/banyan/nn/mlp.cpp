@@ -1,0 +1,51 @@
+#include "banyan/nn/mlp.h"
+
+#include "banyan/ops/rms_norm.h"
+#include "banyan/ops/swiglu.h"
+
+namespace banyan::nn {
+
+Mlp::Mlp(ParamTable& table,
+         const std::string& prefix,
+         const DecoderOptions& shape,
+         const ComputeOptions& options,
+         bool with_backward)
+    : options_(options),
+      norm_eps_(shape.norm_eps),
+      norm_(table, {{prefix + "post_attention_layernorm.weight", shape.hidden}}, options),
+      gate_up_(table,
+               {{prefix + "mlp.gate_proj", shape.intermediate},
+                {prefix + "mlp.up_proj", shape.intermediate}},
+               shape.hidden,
+               shape.mlp_bias,
+               options,
+               with_backward),
+      down_(table,
+            {{prefix + "mlp.down_proj", shape.hidden}},
+            shape.intermediate,
+            shape.mlp_bias,
+            options,
+            with_backward) {}
+
+at::Tensor Mlp::forward(const at::Tensor& x, Saved* saved) const {
+  at::Tensor gate_up =
+      gate_up_.forward(ops::rms_norm_forward(x, norm_.compute(), norm_eps_, options_));
+  at::Tensor y = down_.forward(ops::swiglu_forward(gate_up, options_)).add_(x);
+  if (saved) *saved = {x, std::move(gate_up)};
+  return y;
+}
+
+at::Tensor Mlp::backward(const at::Tensor& dy, Saved saved) {
+  at::Tensor dgate_up;
+  {
+    const at::Tensor dact = down_.backward(dy, ops::swiglu_forward(saved.gate_up, options_));
+    dgate_up = ops::swiglu_backward(dact, saved.gate_up, options_);
+  }
+  saved.gate_up = at::Tensor();
+  const at::Tensor h = ops::rms_norm_forward(saved.x, norm_.compute(), norm_eps_, options_);
+  const at::Tensor dh = gate_up_.backward(dgate_up, h);
+  return ops::rms_norm_backward(dh, saved.x, norm_.compute(), norm_eps_, norm_.grad(), options_)
+      .add_(dy);
+}
+
+}  // namespace banyan::nn

@@ -1,0 +1,77 @@
+#include "banyan/nn/weight.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+namespace banyan::nn {
+namespace {
+
+// A Param that is rows [begin, begin + num_rows) of a fused master.
+struct Rows {
+  int64_t param = 0;
+  int64_t begin = 0;
+  int64_t num_rows = 0;
+};
+
+at::Tensor zero_master(std::vector<int64_t> shape, const ComputeOptions& options) {
+  const at::ScalarType dtype = options.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  return at::zeros(shape, at::TensorOptions().dtype(dtype).device(options.device));
+}
+
+// Adds one Param per part and registers the function that lends all of them one gradient buffer,
+// `grad`.
+template <typename Parts, typename SizeOf>
+void add_params(ParamTable& table,
+                const Parts& parts,
+                SizeOf size_of,
+                const at::Tensor& master,
+                at::Tensor& grad) {
+  std::vector<Rows> rows;
+  int64_t begin = 0;
+  for (const auto& part : parts) {
+    const int64_t num_rows = size_of(part);
+    rows.push_back({table.add(part.name, master.narrow(0, begin, num_rows)), begin, num_rows});
+    begin += num_rows;
+  }
+  table.on_ensure_grads([&table, &grad, master, rows] {
+    if (table.params()[rows[0].param].grad.defined()) return;
+    grad = at::zeros_like(master);
+    for (const Rows& part : rows) {
+      table.params()[part.param].grad = grad.narrow(0, part.begin, part.num_rows);
+    }
+  });
+}
+
+}  // namespace
+
+Weight::Weight(ParamTable& table,
+               std::vector<Part> parts,
+               int64_t in,
+               const ComputeOptions& options,
+               bool with_backward) {
+  int64_t out = 0;
+  for (const Part& part : parts) out += part.out;
+  master_ = zero_master({out, in}, options);
+  compute_.out = out;
+  compute_.in = in;
+  add_params(table, parts, [](const Part& part) { return part.out; }, master_, grad_);
+  table.on_repack([this, options, with_backward] {
+    ops::pack_weight(master_, options, with_backward, compute_);
+  });
+}
+
+Vector::Vector(ParamTable& table, std::vector<Part> parts, const ComputeOptions& options) {
+  int64_t size = 0;
+  for (const Part& part : parts) size += part.size;
+  master_ = zero_master({size}, options);
+  add_params(table, parts, [](const Part& part) { return part.size; }, master_, grad_);
+  if (master_.scalar_type() == options.dtype) {
+    compute_ = master_;
+    return;
+  }
+  compute_ = at::empty(master_.sizes(), master_.options().dtype(options.dtype));
+  table.on_repack([this] { compute_.copy_(master_); });
+}
+
+}  // namespace banyan::nn
