@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 import torch
-from transformers import AutoModelForCausalLM
-
 from common import parser, read_work, status_bytes, write_result
+from transformers import AutoModelForCausalLM
 
 
 def main() -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import time
 
 import torch
+from common import PeakMeter, Work, parser, read_work, write_result
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
-
-from common import PeakMeter, Work, parser, read_work, write_result
 
 MICRO_BATCH = 8
 

@@ -12,11 +12,10 @@ import tempfile
 import time
 
 import torch
+from common import parser, read_work, status_bytes, write_result
 from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-
-from common import parser, read_work, status_bytes, write_result
 
 MICRO_BATCH = 8
 

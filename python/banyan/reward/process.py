@@ -6,6 +6,7 @@ group ends what the user's code has started too.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -37,7 +38,8 @@ class WorkerProcess:
             bufsize=0,
             start_new_session=True,
         )
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self.jobs_fd = self._process.stdin.fileno()
         self.answers_fd = self._process.stdout.fileno()
         os.set_blocking(self.jobs_fd, False)
@@ -101,10 +103,8 @@ class WorkerProcess:
     def kill(self) -> str:
         """SIGKILLs the whole group and reaps the worker; returns how it ended."""
         ended_itself = self._is_ending() if self.closed else self.is_dead()
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         code = self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:

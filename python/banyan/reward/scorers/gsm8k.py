@@ -50,10 +50,11 @@ def compute_score(
     answer = extract(solution_str, method)
     if answer is None:
         return 0.0
-    if method == "strict":
-        right = answer == ground_truth
-    else:
-        right = _equal_numbers(answer, _plain(ground_truth))
+    right = (
+        answer == ground_truth
+        if method == "strict"
+        else _equal_numbers(answer, _plain(ground_truth))
+    )
     return score if right else format_score
 
 

@@ -1,0 +1,177 @@
+"""banyan's side of a benchmark, in a process of its own: `python -m banyan.bench.child SPEC.json`.
+
+A process of its own, so that its peak memory is its own. SPEC holds model, preset shape, prompts,
+share, kernels, repeats and the paths of two files to write: the result, and the work for the peers.
+The first step warms up and is not counted; of the others the fastest counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from banyan.bench.flops import trie_size, update_flops
+from banyan.bench.host import BenchHost, Finished, status_bytes
+
+_RATE_SHAPE = (2048, 1536, 1536)  # M, K, N
+
+
+def config_json(spec: dict[str, Any], num_steps: int, folder: str) -> str:
+    """The resolved configuration of the measured run, as the core takes it."""
+    from banyan.config.resolve import resolve
+    from banyan.data.chat import Chat
+
+    prompts = spec["prompts"]
+    config = resolve(
+        [
+            f"actor_rollout_ref.model.path={spec['model']}",
+            "data.train_files=in_memory.jsonl",
+            f"data.train_batch_size={len(prompts)}",
+            f"data.max_prompt_length={max(map(len, prompts))}",
+            f"data.max_response_length={spec['response_length']}",
+            "algorithm.adv_estimator=grpo",
+            f"actor_rollout_ref.sharing.mode={spec['share']}",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={len(prompts)}",
+            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={spec['micro_batch']}",
+            "actor_rollout_ref.actor.ppo_epochs=1",
+            "actor_rollout_ref.actor.use_kl_loss=false",
+            f"actor_rollout_ref.rollout.n={spec['group_size']}",
+            "actor_rollout_ref.rollout.ignore_eos=true",
+            "actor_rollout_ref.rollout.dtype=bfloat16",
+            f"banyan.kernels={spec['kernels']}",
+            f"trainer.total_training_steps={num_steps + 1}",
+            "trainer.val_before_train=false",
+            "trainer.test_freq=-1",
+            "trainer.save_freq=-1",
+            "trainer.resume_mode=disable",
+            f"trainer.default_local_dir={folder}",
+        ]
+    )
+    tree = json.loads(json.dumps(config.tree))
+    tree["_shell"] = {
+        "num_train_rows": len(prompts),
+        "stop_ids": Chat(Path(spec["model"])).stop_ids(),
+        "model_dir": str(spec["model"]),
+    }
+    return json.dumps(tree)
+
+
+def run_step(spec: dict[str, Any], core: Any) -> dict[str, Any]:
+    """Whole training steps: stages, tokens, memory, and the trajectories as work for the peers."""
+    num_steps = 1 + spec["repeats"]
+    host = BenchHost(spec["prompts"], num_steps)
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Finished):
+        core.train(config_json(spec, num_steps, folder), host)
+    best = min(host.metrics[1:], key=lambda metrics: metrics["timing_s/step"])
+    stages = {k.removeprefix("timing_s/"): v for k, v in best.items() if k.startswith("timing_s/")}
+    check_lengths(host.trajectories, spec)
+    result = {
+        "stages": stages,
+        "all_step_seconds": [metrics["timing_s/step"] for metrics in host.metrics],
+        "logical_tokens": best["perf/total_num_tokens"],
+        "unique_tokens": best["trie/unique_tokens"],
+        "computed_tokens": best["trie/computed_tokens"],
+        "peak_bytes": host.peak_bytes,
+        "activation_peak_bytes": max(
+            m["perf/update_peak_bytes"] - m["perf/state_bytes"] for m in host.metrics[1:]
+        ),
+    }
+    if spec["with_mfu"]:
+        result |= mfu(host.trajectories, stages["update_actor"], Path(spec["model"]))
+    if spec["work_file"]:
+        write_work(Path(spec["work_file"]), spec["prompts"], host.trajectories)
+    return result
+
+
+def run_rollout(spec: dict[str, Any], core: Any) -> dict[str, Any]:
+    """Generation alone, by the engine."""
+    model = core.Model.load(spec["model"], dtype="bf16", device="cpu", kernels=spec["kernels"])
+    length = spec["response_length"]
+    longest = max(map(len, spec["prompts"]))
+    options = {"share_prefix": spec["share"] != "off", "max_model_len": longest + length}
+    engine = core.Engine(model, options)
+    params = {"temperature": 1.0, "max_tokens": length, "ignore_eos": True}
+    n = spec["group_size"]
+    rows = [{"row": i, "tokens": p, "n": n} for i, p in enumerate(spec["prompts"])]
+    seconds, stats = [], {}
+    for step in range(1 + spec["repeats"]):
+        found: list[dict[str, Any]] = []
+        start = time.perf_counter()
+        stats = engine.generate(rows, {**params, "step": step}, found.append)
+        seconds.append(time.perf_counter() - start)
+        check_lengths(found, spec)
+    trajectories = sorted(found, key=lambda t: (t["row"], t["index"]))
+    if spec["work_file"]:
+        write_work(Path(spec["work_file"]), spec["prompts"], trajectories)
+    prompt_tokens = stats["logical_prompt_tokens"]
+    return {
+        "stages": {"gen": min(seconds[1:])},
+        "all_step_seconds": seconds,
+        "logical_tokens": prompt_tokens + stats["response_tokens"],
+        "unique_tokens": stats["computed_prompt_tokens"] + stats["response_tokens"],
+        "peak_bytes": status_bytes("VmHWM"),
+    }
+
+
+def check_lengths(trajectories: list[dict[str, Any]], spec: dict[str, Any]) -> None:
+    """Every response of every prompt, each of exactly the preset's length."""
+    wanted = len(spec["prompts"]) * spec["group_size"]
+    lengths = {len(t["response"]) for t in trajectories}
+    if len(trajectories) != wanted or lengths != {spec["response_length"]}:
+        raise ValueError(
+            f"[bench] wanted {wanted} responses of {spec['response_length']} tokens, "
+            f"got {len(trajectories)} of {sorted(lengths)}"
+        )
+
+
+def mfu(trajectories: list[dict[str, Any]], seconds: float, model: Path) -> dict[str, float]:
+    """Share of the machine's bf16 matrix rate that the update reaches."""
+    size = trie_size([(t["prompt"], t["response"]) for t in trajectories])
+    flops = update_flops(size, model)
+    rate = matrix_rate()
+    return {"mfu": flops / seconds / rate, "update_flops": flops, "matrix_flops_per_s": rate}
+
+
+def matrix_rate(tries: int = 20) -> float:
+    """FLOP/s of at::mm on bf16 matrices of _RATE_SHAPE, the best of `tries`."""
+    import torch
+
+    m, k, n = _RATE_SHAPE
+    a = torch.randn(m, k).to(torch.bfloat16)
+    b = torch.randn(k, n).to(torch.bfloat16)
+    best = float("inf")
+    for _ in range(tries):
+        start = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * m * k * n / best
+
+
+def write_work(path: Path, prompts: list[list[int]], trajectories: list[dict[str, Any]]) -> None:
+    from banyan.bench.host import reward_of
+
+    responses = [t["response"] for t in trajectories]
+    work = {
+        "prompts": prompts,
+        "responses": responses,
+        "rewards": [reward_of(tokens) for tokens in responses],
+    }
+    path.write_text(json.dumps(work), encoding="utf-8")
+
+
+def main() -> None:
+    from banyan import extension
+
+    spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    core = extension.load()
+    result = {"step": run_step, "rollout": run_rollout}[spec["what"]](spec, core)
+    Path(spec["result_file"]).write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""`banyan bench step|rollout`: banyan with sharing on, with sharing off, then the peers, in turn.
+
+Each side runs in a process of its own and nothing runs beside it. Ratios are times of the other
+over times of banyan: above 1 means banyan is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from banyan import version
+from banyan.bench import peers
+from banyan.bench.work import PRESETS, Preset, find_preset, prompts_of
+from banyan.errors import UserError
+
+_DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+_PEERS_OF = {
+    "step": ["transformers_update", "transformers_generate", "trl_step"],
+    "rollout": ["transformers_generate"],
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=("step", "rollout"), help="a training step, or generation")
+    parser.add_argument(
+        "--preset",
+        default=next(iter(PRESETS)),
+        help=f"prompts x responses x tokens: {', '.join(PRESETS)} (default: %(default)s)",
+    )
+    parser.add_argument("--model", type=Path, help="model directory (default: the cached one)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    parser.add_argument(
+        "--peers", action="store_true", help="time transformers and TRL too (`make peers` first)"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="timed runs (default: %(default)s)")
+    parser.add_argument(
+        "--kernels", default="native", choices=("native", "aten"), help="default: %(default)s"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, prints, writes. Raises UserError for a missing model or peer."""
+    from banyan.data.chat import Chat
+
+    preset = find_preset(args.preset)
+    model = find_model(args.model)
+    names = _PEERS_OF[args.what] if args.peers else []
+    if args.repeats < 1:
+        raise UserError(f"--repeats: wanted at least 1, got {args.repeats}")
+    if names:
+        peers.check(names)
+    prompts, source = prompts_of(preset, Chat(model))
+    if source == "generated":
+        print("GSM8K is not on this machine (BANYAN_TEST_DATA): prompts are generated", flush=True)
+    with tempfile.TemporaryDirectory(prefix="banyan-bench-") as folder:
+        bench = Bench(args, preset, model, prompts, Path(folder))
+        result = {**describe(args, model, source), **bench.measure(names)}
+    print_result(result)
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def find_model(given: Path | None) -> Path:
+    """--model, else a converted SmolLM2 in ./.cache/models or banyan's cache. Raises UserError."""
+    from banyan.convert import cache_dir
+    from banyan.trainer.inputs import check_model
+
+    if given is None:
+        known = [Path(".cache"), cache_dir()]
+        places = [folder / "models" / _DEFAULT_MODEL for folder in known]
+        given = next((place for place in places if place.is_dir()), None)
+        if given is None:
+            raise UserError("--model: wanted a model directory; run `banyan convert`, or name one")
+    check_model(given, "--model")
+    return given.resolve()
+
+
+class Bench:
+    """One call of the command: children one after another, and their ratios."""
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        preset: Preset,
+        model: Path,
+        prompts: list[list[int]],
+        folder: Path,
+    ) -> None:
+        self._what = args.what
+        self._model = model
+        self._folder = folder
+        self._spec: dict[str, Any] = {
+            "what": args.what,
+            "model": str(model),
+            "prompts": prompts,
+            "group_size": preset.group_size,
+            "response_length": preset.response_length,
+            "micro_batch": preset.micro_batch,
+            "kernels": args.kernels,
+            "repeats": args.repeats,
+        }
+
+    def measure(self, names: list[str]) -> dict[str, Any]:
+        work_file = self._folder / "work.json"
+        on = self._banyan("on", work_file)
+        off = self._banyan("off", None)
+        others = {}
+        for name in names:
+            print(f"timing {name} ...", flush=True)
+            others[name] = peers.measure(name, self._model, work_file, self._folder)
+        key = "step" if self._what == "step" else "gen"
+        seconds = on["stages"][key]
+        return {
+            **on,
+            "seconds": seconds,
+            "logical_tokens_per_s": on["logical_tokens"] / seconds,
+            "unique_tokens_per_s": on["unique_tokens"] / seconds,
+            "stages_share_off": off["stages"],
+            "share_on_ratio": off["stages"][key] / seconds,
+            **ratios(on, others),
+            "peers": others,
+        }
+
+    def _banyan(self, share: str, work_file: Path | None) -> dict[str, Any]:
+        print(f"timing banyan, sharing {share} ...", flush=True)
+        result_file = self._folder / f"banyan_{share}.json"
+        spec_file = self._folder / f"spec_{share}.json"
+        spec = {
+            **self._spec,
+            "share": share,
+            "with_mfu": share == "on",
+            "work_file": str(work_file) if work_file else None,
+            "result_file": str(result_file),
+        }
+        spec_file.write_text(json.dumps(spec), encoding="utf-8")
+        command = [sys.executable, "-m", "banyan.bench.child", str(spec_file)]
+        peers.run(command, self._folder / f"banyan_{share}.log", keep_path=True)
+        return json.loads(result_file.read_text(encoding="utf-8"))
+
+
+def ratios(on: dict[str, Any], others: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Times of the peers over times of banyan, and the peers' memory; only what was measured."""
+    found: dict[str, Any] = {}
+    if "trl_step" in others:
+        found["step_ratio_trl"] = others["trl_step"]["seconds"] / on["stages"]["step"]
+    if "transformers_update" in others:
+        update = others["transformers_update"]
+        found["update_ratio_transformers"] = update["seconds"] / on["stages"]["update_actor"]
+        found["peak_bytes_transformers"] = update["peak_bytes"]
+        found["activation_peak_bytes_transformers"] = update["activation_peak_bytes"]
+    if "transformers_generate" in others:
+        generate = others["transformers_generate"]
+        found["generate_ratio_transformers"] = generate["seconds"] / on["stages"]["gen"]
+    return found
+
+
+def describe(args: argparse.Namespace, model: Path, source: str) -> dict[str, Any]:
+    """What was measured, and where."""
+    return {
+        "bench": args.what,
+        "preset": args.preset,
+        "prompts": source,
+        "model": model.name,
+        "banyan": version(),
+        "kernels": args.kernels,
+        "weights": "fp32 masters, bf16 compute" if args.what == "step" else "bf16",
+        "machine": {"processor": _processor(), "cores": os.cpu_count(), "os": platform.release()},
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """The figures as a person reads them."""
+    print(
+        f"\n{result['bench']} {result['preset']} ({result['prompts']} prompts), {result['model']}"
+    )
+    for name, seconds in result["stages"].items():
+        off = result["stages_share_off"].get(name)
+        if seconds > 0 or off:
+            print(f"  {name:<16}{seconds:9.2f} s    sharing off {off or 0:9.2f} s")
+    rates = result["logical_tokens_per_s"], result["unique_tokens_per_s"]
+    print(f"  tokens/s        {rates[0]:9.0f} logical, {rates[1]:.0f} unique")
+    print(f"  peak memory     {_gib(result['peak_bytes'])}")
+    for name in ("activation_peak_bytes", "activation_peak_bytes_transformers"):
+        if name in result:
+            print(f"  {name:<36}{_gib(result[name])}")
+    if "mfu" in result:
+        rate = result["matrix_flops_per_s"] / 1e12
+        print(f"  mfu             {result['mfu']:9.3f}     of {rate:.2f} TFLOP/s")
+    for name, peer in result["peers"].items():
+        precision = f"{peer['weights']} weights, {peer.get('compute', peer['weights'])} compute"
+        print(f"  {name:<24}{peer['seconds']:8.2f} s   {precision}")
+    for name in result:
+        if "_ratio" in name:
+            print(f"  {name:<28}{result[name]:8.2f}")
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:9.2f} GiB"
