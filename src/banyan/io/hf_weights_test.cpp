@@ -39,8 +39,8 @@ TEST(HfWeights, OneFileAndShardsReadAlike) {
     EXPECT_EQ(fs::exists(folder / "model-00001-of-00005.safetensors"), limit == 50);
     const HfWeights weights(folder.path());
     EXPECT_EQ(weights.names().size(), 10u);
-    for (const auto& [name, tensor] : tensors)
-      EXPECT_TRUE(weights.read(name, {2, 3}).equal(tensor));
+    for (const NamedTensor& named : tensors)
+      EXPECT_TRUE(weights.read(named.name, {2, 3}).equal(named.tensor));
   }
 }
 

@@ -57,8 +57,8 @@ TEST(Safetensors, EveryTypeComesBackByteForByte) {
   const SafetensorsFile file(folder / "a.safetensors");
   EXPECT_EQ(file.entries().size(), tensors.size());
   EXPECT_EQ(file.metadata().at("note"), "\"quoted\" é");
-  for (const auto& [name, tensor] : tensors) {
-    EXPECT_TRUE(same_bytes(file.read(name), tensor)) << name;
+  for (const NamedTensor& named : tensors) {
+    EXPECT_TRUE(same_bytes(file.read(named.name), named.tensor)) << named.name;
   }
   EXPECT_EQ(file_error_of([&] { file.read("absent"); }),
             folder / "a.safetensors" + ": absent: the file holds no such tensor");

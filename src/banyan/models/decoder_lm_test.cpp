@@ -40,7 +40,7 @@ struct Loss {
     const at::Tensor hidden =
         model.forward(batch.ids(), batch.positions(), batch.attention, nullptr);
     const ops::EdgeLogprob out = score(hidden.index_select(0, batch.sources()));
-    return (out.logprob.mul(edge_weight).sum() + out.entropy.mul(row_weight).sum()).item<double>();
+    return out.logprob.mul(edge_weight).sum().add(out.entropy.mul(row_weight).sum()).item<double>();
   }
 
   void accumulate_gradients() {
@@ -164,7 +164,7 @@ TEST(DecoderLM, Bf16GradientsAreCloseToFp64OnesAndRepeatable) {
     for (const Param& param : model->params().params()) {
       const at::Tensor truth = exact->params().at(param.name).grad;
       const double error =
-          (param.grad.to(at::kDouble) - truth).norm().item<double>() / truth.norm().item<double>();
+          param.grad.to(at::kDouble).sub(truth).norm().item<double>() / truth.norm().item<double>();
       EXPECT_LT(error, 0.1) << name << " " << param.name;
       EXPECT_EQ(param.grad.scalar_type(), at::kFloat);
       first.push_back(param.grad.clone());

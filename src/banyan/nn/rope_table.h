@@ -20,16 +20,16 @@ namespace banyan::nn {
 struct RopeOptions {
   std::string type = "default";  // default | linear | dynamic | llama3 | yarn
   double theta = 1e4;
-  double factor = 1.0;                     // all but default
-  int64_t original_max_positions = 0;      // llama3, yarn: the trained length
-  double low_freq_factor = 1.0;            // llama3
-  double high_freq_factor = 4.0;           // llama3
-  double beta_fast = 32.0;                 // yarn
-  double beta_slow = 1.0;                  // yarn
-  bool truncate = true;                    // yarn: round the range of the ramp outwards
-  std::optional<double> attention_factor;  // yarn: scale of cos and sin
-  std::optional<double> mscale;            // yarn: both or none
-  std::optional<double> mscale_all_dim;
+  double factor = 1.0;                          // all but default
+  int64_t original_max_positions = 0;           // llama3, yarn: the trained length
+  double low_freq_factor = 1.0;                 // llama3
+  double high_freq_factor = 4.0;                // llama3
+  double beta_fast = 32.0;                      // yarn
+  double beta_slow = 1.0;                       // yarn
+  bool truncate = true;                         // yarn: round the range of the ramp outwards
+  std::optional<double> attention_factor = {};  // yarn: scale of cos and sin
+  std::optional<double> mscale = {};            // yarn: both or none
+  std::optional<double> mscale_all_dim = {};
 };
 
 // [D/2] fp32 on the CPU.
