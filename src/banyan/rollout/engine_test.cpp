@@ -1,0 +1,479 @@
+// The engine on a small random decoder: what batch-mates, limits, chunks, preemption and sharing
+// must not change, and that its log-probabilities are those of scoring, bit for bit.
+#include "banyan/rollout/engine.h"
+
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <random>
+#include <set>
+#include <stdexcept>
+
+#include "banyan/ops/edge_logprob.h"
+#include "banyan/ops/paged_attention.h"
+#include "banyan/ops/trie_attention.h"
+#include "banyan/trie/plan.h"
+
+namespace banyan::rollout {
+namespace {
+
+constexpr int32_t kVocab = 300;
+
+std::unique_ptr<models::CausalLM> tiny_model(const ComputeOptions& compute = {}) {
+  return models::random_model(
+      R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 300,
+          "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+          "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 1024,
+          "tie_word_embeddings": true, "hidden_act": "silu", "initializer_range": 0.15})",
+      /*seed=*/3,
+      {.compute = compute, .with_backward = false});
+}
+
+models::CausalLM& shared_model() {
+  static const std::unique_ptr<models::CausalLM> model = tiny_model();
+  return *model;
+}
+
+// Prompts that open with one trunk of `trunk` tokens, then differ; lengths around the page size.
+std::vector<Prompt> make_prompts(int32_t count, int32_t trunk, int32_t n) {
+  std::mt19937 random(17);
+  const auto token = [&] { return static_cast<int32_t>(random() % kVocab); };
+  std::vector<int32_t> opening(trunk);
+  for (int32_t& id : opening) id = token();
+  std::vector<Prompt> prompts;
+  for (int32_t i = 0; i < count; ++i) {
+    Prompt& prompt = prompts.emplace_back();
+    prompt.row = 100 + i;
+    prompt.n = n;
+    prompt.tokens = opening;
+    for (int32_t t = 0; t < 5 + 11 * i; ++t) prompt.tokens.push_back(token());
+  }
+  return prompts;
+}
+
+SamplingParams make_params(int32_t max_tokens) {
+  SamplingParams params;
+  params.max_tokens = max_tokens;
+  params.stop_ids = {7, 8, 9};
+  params.seed = 5;
+  params.step = 2;
+  return params;
+}
+
+using Key = std::pair<int64_t, int32_t>;
+struct Result {
+  std::map<Key, Trajectory> trajectories;
+  GenerateStats stats;
+};
+
+Result generate(models::CausalLM& model,
+                const std::vector<Prompt>& prompts,
+                const SamplingParams& params,
+                const EngineOptions& options = {},
+                const std::function<bool()>& should_stop = nullptr) {
+  Engine engine(model, options);
+  Result result;
+  result.stats = engine.generate(
+      prompts,
+      params,
+      [&](Trajectory&& t) {
+        const Key key{t.row, t.index};
+        EXPECT_TRUE(result.trajectories.emplace(key, std::move(t)).second) << "twice";
+      },
+      should_stop);
+  for (const auto& [key, t] : result.trajectories) {
+    EXPECT_EQ(t.rollout_log_probs.size(), t.response.size());
+    EXPECT_EQ(t.response_mask, std::vector<uint8_t>(t.response.size(), 1));
+    for (const float logprob : t.rollout_log_probs) {
+      EXPECT_TRUE(std::isfinite(logprob) && logprob <= 0.0f);
+    }
+  }
+  return result;
+}
+
+void expect_same(const Result& got, const Result& wanted, const std::string& what) {
+  for (const auto& [key, trajectory] : got.trajectories) {
+    const auto found = wanted.trajectories.find(key);
+    ASSERT_NE(found, wanted.trajectories.end());
+    EXPECT_EQ(trajectory.response, found->second.response) << what;
+    EXPECT_EQ(trajectory.rollout_log_probs, found->second.rollout_log_probs) << what;
+    EXPECT_EQ(trajectory.finish, found->second.finish) << what;
+  }
+}
+
+at::Tensor ints(const std::vector<int32_t>& values) { return at::tensor(values, at::kInt); }
+
+// log_softmax(z / T) of every response token by a forward over the trie of all trajectories.
+std::map<Key, std::vector<float>> score(models::CausalLM& model,
+                                        const Result& result,
+                                        double temperature) {
+  std::vector<Sample> samples;
+  for (const auto& [key, t] : result.trajectories) {
+    Sample& sample = samples.emplace_back();
+    sample.uid = static_cast<int64_t>(samples.size());
+    sample.tokens = t.prompt;
+    sample.tokens.insert(sample.tokens.end(), t.response.begin(), t.response.end());
+    sample.scored.assign(t.prompt.size(), 0);
+    sample.scored.resize(sample.tokens.size(), 1);
+  }
+  const trie::Trie trie = trie::build(samples);
+  const trie::Edges edges = trie::edges_of(trie, samples);
+  ops::TrieAttention attention(trie, model.options());
+  const at::Tensor hidden = model.forward(ints(trie.tok), ints(trie.pos), attention, nullptr);
+  const ops::EdgeLogprob scored = ops::edge_logprob_forward(
+      hidden.index_select(0, ints(edges.source)),
+      model.head(),
+      {.row_offsets = ints(edges.row_offsets), .token = ints(edges.token)},
+      temperature,
+      /*with_entropy=*/false,
+      model.options());
+  std::map<Key, std::vector<float>> out;
+  size_t s = 0;
+  for (const auto& [key, t] : result.trajectories) {
+    for (int32_t u = edges.logical_offsets[s]; u < edges.logical_offsets[s + 1]; ++u) {
+      out[key].push_back(scored.logprob.to(at::kFloat)[edges.logical_edge[u]].item<float>());
+    }
+    ++s;
+  }
+  return out;
+}
+
+TEST(Engine, APromptIsComputedOncePerGroup) {
+  const auto prompts = make_prompts(/*count=*/1, /*trunk=*/100, /*n=*/8);
+  const Result result = generate(shared_model(), prompts, make_params(6));
+  EXPECT_EQ(result.trajectories.size(), 8u);
+  EXPECT_EQ(result.stats.computed_prompt_tokens, 105);
+  EXPECT_EQ(result.stats.logical_prompt_tokens, 8 * 105);
+  const Result alone = generate(shared_model(), prompts, make_params(6), {.share_prefix = false});
+  EXPECT_EQ(alone.stats.computed_prompt_tokens, 8 * 105);
+  expect_same(alone, result, "share off");
+}
+
+TEST(Engine, GroupsShareWholePages) {
+  const auto prompts = make_prompts(/*count=*/3, /*trunk=*/130, /*n=*/2);
+  const Result result = generate(shared_model(), prompts, make_params(4));
+  // Two whole pages once; 2 + 5, 2 + 16, 2 + 27 tokens of their own.
+  EXPECT_EQ(result.stats.computed_prompt_tokens, 128 + 7 + 18 + 29);
+}
+
+TEST(Engine, NothingAroundASampleChangesIt) {
+  const auto prompts = make_prompts(/*count=*/4, /*trunk=*/70, /*n=*/4);
+  SamplingParams params = make_params(80);
+  const Result base = generate(shared_model(), prompts, params);
+  ASSERT_EQ(base.trajectories.size(), 16u);
+  EXPECT_EQ(base.stats.num_preemptions, 0);
+  std::set<std::vector<int32_t>> distinct;
+  for (const auto& [key, t] : base.trajectories) distinct.insert(t.response);
+  EXPECT_GT(distinct.size(), 12u);
+
+  const std::vector<std::pair<std::string, EngineOptions>> variants = {
+      {"share off", {.share_prefix = false}},
+      {"one token a pass", {.max_num_batched_tokens = 1}},
+      {"chunks of 5", {.max_num_batched_tokens = 5}},
+      {"chunks of 64", {.max_num_batched_tokens = 64}},
+      {"one sequence", {.max_num_seqs = 1}},
+      {"three sequences", {.max_num_seqs = 3}},
+      {"whole prompts", {.max_num_batched_tokens = 120, .enable_chunked_prefill = false}},
+      {"share off, three sequences", {.max_num_seqs = 3, .share_prefix = false}},
+  };
+  for (const auto& [name, options] : variants) {
+    const Result result = generate(shared_model(), prompts, params, options);
+    EXPECT_EQ(result.trajectories.size(), 16u) << name;
+    expect_same(result, base, name);
+  }
+  const std::vector<Prompt> reversed(prompts.rbegin(), prompts.rend());
+  expect_same(generate(shared_model(), reversed, params), base, "reversed");
+  expect_same(generate(shared_model(), {prompts[2]}, params), base, "alone");
+}
+
+TEST(Engine, ATinyPoolPreemptsAndChangesNothing) {
+  const auto prompts = make_prompts(/*count=*/3, /*trunk=*/40, /*n=*/4);
+  SamplingParams params = make_params(180);
+  params.stop_ids = {7};
+  const Result base = generate(shared_model(), prompts, params);
+  const auto& shape = shared_model().shape();
+  const int64_t page = ops::KvPool::page_bytes(
+      shape.layers, shape.kv_heads, shape.head_dim, shared_model().options());
+  int64_t preemptions = 0;
+  for (const int64_t pages : {5, 6, 7, 9, 11, 14}) {
+    const Result result = generate(shared_model(), prompts, params, {.kv_bytes = pages * page});
+    expect_same(result, base, "pool of " + std::to_string(pages));
+    EXPECT_EQ(result.trajectories.size(), base.trajectories.size());
+    preemptions += result.stats.num_preemptions;
+  }
+  EXPECT_GT(preemptions, 0);
+}
+
+TEST(Engine, LogprobsAreThoseOfScoringBitForBit) {
+  const auto prompts = make_prompts(/*count=*/3, /*trunk=*/90, /*n=*/4);
+  for (const double temperature : {1.0, 0.7, 0.0}) {
+    SamplingParams params = make_params(70);
+    params.temperature = temperature;
+    params.top_p = 0.9;
+    params.top_k = 50;
+    const Result result = generate(shared_model(), prompts, params);
+    const auto scored = score(shared_model(), result, temperature > 0 ? temperature : 1.0);
+    for (const auto& [key, t] : result.trajectories) {
+      EXPECT_EQ(t.rollout_log_probs, scored.at(key)) << "T " << temperature;
+    }
+  }
+}
+
+TEST(Engine, PlainOperatorsAgreeWithScoring) {
+  const auto model = tiny_model({.dtype = at::kFloat, .kernels = Kernels::kAten});
+  const auto prompts = make_prompts(/*count=*/2, /*trunk=*/70, /*n=*/3);
+  const Result result = generate(*model, prompts, make_params(30));
+  const auto scored = score(*model, result, 1.0);
+  for (const auto& [key, t] : result.trajectories) {
+    for (size_t i = 0; i < t.response.size(); ++i) {
+      EXPECT_NEAR(t.rollout_log_probs[i], scored.at(key)[i], 1e-4);
+    }
+  }
+}
+
+TEST(Engine, TopOneIsGreedy) {
+  const auto prompts = make_prompts(/*count=*/3, /*trunk=*/10, /*n=*/2);
+  SamplingParams params = make_params(40);
+  params.temperature = 0.0;
+  const Result greedy = generate(shared_model(), prompts, params);
+  params.temperature = 1.0;
+  params.top_k = 1;
+  expect_same(generate(shared_model(), prompts, params), greedy, "top_k = 1");
+  for (const Prompt& prompt : prompts) {
+    EXPECT_EQ(greedy.trajectories.at({prompt.row, 0}).response,
+              greedy.trajectories.at({prompt.row, 1}).response);
+  }
+}
+
+TEST(Engine, NoiseBelongsToSeedStepRowAndIndex) {
+  std::vector<Prompt> prompts = make_prompts(/*count=*/1, /*trunk=*/10, /*n=*/2);
+  SamplingParams params = make_params(30);
+  const Result base = generate(shared_model(), prompts, params);
+  const auto& first = base.trajectories.at({100, 0}).response;
+  EXPECT_NE(first, base.trajectories.at({100, 1}).response);
+  params.step += 1;
+  EXPECT_NE(first, generate(shared_model(), prompts, params).trajectories.at({100, 0}).response);
+  params.step -= 1;
+  params.seed += 1;
+  EXPECT_NE(first, generate(shared_model(), prompts, params).trajectories.at({100, 0}).response);
+  params.seed -= 1;
+  prompts[0].row = 101;
+  EXPECT_NE(first, generate(shared_model(), prompts, params).trajectories.at({101, 0}).response);
+}
+
+TEST(Engine, StopIdsAreKeptAndEndTheResponse) {
+  const auto prompts = make_prompts(/*count=*/4, /*trunk=*/10, /*n=*/8);
+  SamplingParams params = make_params(60);
+  const Result result = generate(shared_model(), prompts, params);
+  const auto is_stop = [](int32_t id) { return id >= 7 && id <= 9; };
+  int stopped = 0;
+  for (const auto& [key, t] : result.trajectories) {
+    ASSERT_FALSE(t.response.empty());
+    const auto first = std::find_if(t.response.begin(), t.response.end(), is_stop);
+    if (t.finish == FinishReason::kStop) {
+      EXPECT_EQ(first, t.response.end() - 1);
+      ++stopped;
+    } else {
+      EXPECT_EQ(t.finish, FinishReason::kLength);
+      EXPECT_EQ(first, t.response.end());
+      EXPECT_EQ(t.response.size(), 60u);
+    }
+  }
+  EXPECT_GT(stopped, 0);
+
+  params.ignore_eos = true;
+  for (const auto& [key, t] : generate(shared_model(), prompts, params).trajectories) {
+    EXPECT_EQ(t.response.size(), 60u);
+    EXPECT_EQ(t.finish, FinishReason::kLength);
+    const auto& shorter = result.trajectories.at(key).response;
+    EXPECT_TRUE(std::equal(shorter.begin(), shorter.end(), t.response.begin()));
+  }
+}
+
+TEST(Engine, TheLengthLimitsHold) {
+  const auto prompts = make_prompts(/*count=*/2, /*trunk=*/20, /*n=*/2);  // 25 and 36 tokens
+  SamplingParams params = make_params(50);
+  params.ignore_eos = true;
+  for (const auto& [key, t] :
+       generate(shared_model(), prompts, params, {.max_model_len = 40}).trajectories) {
+    EXPECT_EQ(t.prompt.size() + t.response.size(), 40u);
+  }
+  params.max_tokens = 1;
+  const Result one = generate(shared_model(), prompts, params);
+  EXPECT_EQ(one.trajectories.size(), 4u);
+  for (const auto& [key, t] : one.trajectories) EXPECT_EQ(t.response.size(), 1u);
+}
+
+TEST(Engine, StoppingReturnsWhatThereIs) {
+  const auto prompts = make_prompts(/*count=*/3, /*trunk=*/20, /*n=*/2);
+  SamplingParams params = make_params(50);
+  const Result base = generate(shared_model(), prompts, params);
+  int passes = 0;
+  const Result part =
+      generate(shared_model(), prompts, params, {.max_num_seqs = 3}, [&] { return ++passes > 6; });
+  EXPECT_EQ(part.trajectories.size(), 6u);
+  int aborted = 0;
+  int empty = 0;
+  for (const auto& [key, t] : part.trajectories) {
+    const auto& whole = base.trajectories.at(key).response;
+    ASSERT_LE(t.response.size(), whole.size());
+    EXPECT_TRUE(std::equal(t.response.begin(), t.response.end(), whole.begin()));
+    aborted += t.finish == FinishReason::kAbort;
+    empty += t.response.empty();
+  }
+  EXPECT_GT(aborted, 0);
+  EXPECT_LT(empty, 6);
+  const Result none = generate(shared_model(), prompts, params, {}, [] { return true; });
+  EXPECT_EQ(none.stats.num_passes, 0);
+  EXPECT_EQ(none.trajectories.size(), 6u);
+}
+
+TEST(Engine, AnErrorOfTheCallerLeavesTheEngineUsable) {
+  const auto prompts = make_prompts(/*count=*/2, /*trunk=*/20, /*n=*/2);
+  Engine engine(shared_model(), {});
+  EXPECT_THROW(
+      engine.generate(
+          prompts, make_params(50), [](Trajectory&&) { throw std::runtime_error("host"); }),
+      std::runtime_error);
+  int ended = 0;
+  engine.generate(prompts, make_params(50), [&](Trajectory&&) { ++ended; });
+  EXPECT_EQ(ended, 4);
+}
+
+TEST(Engine, NewWeightsAreSeenByTheNextCall) {
+  const auto model = tiny_model();
+  const auto prompts = make_prompts(/*count=*/2, /*trunk=*/100, /*n=*/2);
+  Engine engine(*model, {});
+  const auto run = [&] {
+    std::map<Key, Trajectory> out;
+    engine.generate(prompts, make_params(30), [&](Trajectory&& t) { out[{t.row, t.index}] = t; });
+    return out;
+  };
+  const auto before = run();
+  for (Param& param : model->params().params()) param.master.mul_(1.1);
+  model->params().repack();
+  const auto after = run();
+  const Result fresh = generate(*model, prompts, make_params(30));
+  for (const auto& [key, t] : after) {
+    EXPECT_EQ(t.response, fresh.trajectories.at(key).response);
+    EXPECT_EQ(t.rollout_log_probs, fresh.trajectories.at(key).rollout_log_probs);
+    EXPECT_NE(t.rollout_log_probs, before.at(key).rollout_log_probs);
+  }
+}
+
+TEST(Engine, NothingToDo) {
+  const Result result = generate(shared_model(), {}, make_params(5));
+  EXPECT_EQ(result.stats.num_passes, 0);
+}
+
+void expect_error(const std::vector<Prompt>& prompts,
+                  const SamplingParams& params,
+                  const EngineOptions& options,
+                  const std::string& text) {
+  try {
+    generate(shared_model(), prompts, params, options);
+    ADD_FAILURE() << "no error; wanted: " << text;
+  } catch (const std::invalid_argument& error) {
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos)
+        << "wanted: " << text << "\ngot: " << error.what();
+  }
+}
+
+TEST(Engine, SaysWhatIsWrong) {
+  const auto prompts = make_prompts(/*count=*/1, /*trunk=*/20, /*n=*/1);  // 25 tokens
+  const auto with = [](auto change) {
+    SamplingParams params = make_params(10);
+    change(params);
+    return params;
+  };
+  const auto prompt_with = [&](auto change) {
+    std::vector<Prompt> changed = prompts;
+    change(changed[0]);
+    return changed;
+  };
+  const SamplingParams fine = make_params(10);
+  const auto nan = std::nan("");
+  expect_error(prompts,
+               with([](auto& p) { p.temperature = -1; }),
+               {},
+               "[rollout] temperature: wanted a finite number >= 0 (below 1e-5: greedy), got -1");
+  expect_error(prompts, with([&](auto& p) { p.temperature = nan; }), {}, "temperature: wanted");
+  for (const double p : {0.0, 1.5, nan}) {
+    expect_error(prompts,
+                 with([&](auto& params) { params.top_p = p; }),
+                 {},
+                 "[rollout] top_p: wanted a share in (0, 1] (1: off), got ");
+  }
+  expect_error(prompts,
+               with([](auto& p) { p.top_k = -2; }),
+               {},
+               "[rollout] top_k: wanted >= 1, or -1 or 0 (off), got -2");
+  expect_error(prompts,
+               with([](auto& p) { p.max_tokens = 0; }),
+               {},
+               "[rollout] max_tokens: wanted >= 1 new token, got 0");
+  expect_error(prompts,
+               with([](auto& p) { p.stop_ids = {2, 300}; }),
+               {},
+               "[rollout] stop_ids: wanted token ids in [0, 300), got 300");
+  expect_error(prompt_with([](auto& p) { p.tokens.clear(); }),
+               fine,
+               {},
+               "[rollout] prompt 0 (row 100): wanted at least one token, got none");
+  expect_error(prompt_with([](auto& p) { p.tokens[3] = 300; }),
+               fine,
+               {},
+               "[rollout] prompt 0 (row 100): wanted token ids in [0, 300), got 300 at position 3");
+  expect_error(prompt_with([](auto& p) { p.n = 0; }),
+               fine,
+               {},
+               "[rollout] prompt 0 (row 100): wanted n in [1, 16384] responses, got 0");
+  expect_error(
+      prompts,
+      fine,
+      {.max_model_len = 25},
+      "[rollout] prompt 0 (row 100): wanted fewer than max_model_len = 25 tokens, so that a "
+      "response has room, got 25");
+  expect_error(prompts,
+               fine,
+               {.max_num_batched_tokens = 24, .enable_chunked_prefill = false},
+               "wanted at most max_num_batched_tokens = 24 tokens without chunked prefill, got 25");
+  expect_error(prompts, fine, {.max_num_seqs = 0}, "[rollout] max_num_seqs: wanted >= 1, got 0");
+  expect_error(prompts,
+               fine,
+               {.max_num_batched_tokens = 0},
+               "[rollout] max_num_batched_tokens: wanted >= 1, got 0");
+  expect_error(prompts, fine, {.kv_bytes = -1}, "[rollout] kv_bytes: wanted >= 0");
+  expect_error(prompts,
+               fine,
+               {.memory_share = 0.0},
+               "[rollout] gpu_memory_utilization: wanted a share in (0, 1], got 0");
+  expect_error(prompts, fine, {.max_model_len = -1}, "[rollout] max_model_len: wanted >= 0");
+  // One page of 2 layers, 2 heads, 64 positions, 16 elements, keys and values, bf16: 16384 bytes.
+  expect_error(
+      prompts,
+      make_params(100),
+      {.kv_bytes = 40000},
+      "[rollout] kv pool: a prompt of 25 tokens (row 100) with 100 new ones can never fit: "
+      "wanted 49152 bytes, got a pool of 32768; raise gpu_memory_utilization");
+}
+
+TEST(Engine, DivergedWeightsAreAnErrorNotAToken) {
+  const auto model = tiny_model();
+  for (Param& param : model->params().params()) param.master.fill_(std::nanf(""));
+  model->params().repack();
+  try {
+    generate(*model, make_prompts(1, 20, 1), make_params(5));
+    ADD_FAILURE() << "no error";
+  } catch (const std::invalid_argument& error) {
+    EXPECT_NE(std::string(error.what()).find("[rollout] logits: wanted finite numbers"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace banyan::rollout
