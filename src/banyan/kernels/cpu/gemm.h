@@ -113,6 +113,14 @@ void gemm_tile_portable(const RowTile& a,
                         bool add,
                         float* c,
                         int64_t ldc);
+// c [rows, columns] += a b for a tile that may stick out: rows <= a.rows, columns <= kPanel.
+void add_product(const RowTile& a,
+                 const BFloat16* b,
+                 int64_t depth,
+                 int64_t rows,
+                 int64_t columns,
+                 float* c,
+                 int64_t ldc);
 // Call on a thread that has finished its tiles (gives the AMX tile state back).
 void gemm_release();
 

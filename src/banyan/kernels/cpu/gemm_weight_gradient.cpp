@@ -17,28 +17,6 @@ namespace {
 constexpr int64_t kDepth = 512;
 constexpr int64_t kDepthStep = 64;  // few depths, so few kernels are compiled at run time
 
-// Adds a b to the tile of grad at (row, column), through a copy where the tile sticks out.
-void add_tile(const RowTile& a,
-              const BFloat16* panel,
-              int64_t depth,
-              int64_t rows,
-              int64_t columns,
-              float* grad,
-              int64_t ld_grad) {
-  if (rows == a.rows && columns == kPanel) {
-    gemm_tile(a, panel, depth, kPanel, /*add=*/true, grad, ld_grad);
-    return;
-  }
-  alignas(64) float tile[kRowTile * kPanel] = {};
-  for (int64_t r = 0; r < rows; ++r) {
-    std::memcpy(tile + r * kPanel, grad + r * ld_grad, sizeof(float) * columns);
-  }
-  gemm_tile(a, panel, depth, kPanel, /*add=*/true, tile, kPanel);
-  for (int64_t r = 0; r < rows; ++r) {
-    std::memcpy(grad + r * ld_grad, tile + r * kPanel, sizeof(float) * columns);
-  }
-}
-
 BANYAN_MULTIVERSION
 void sum_columns(const uint16_t* dy, int64_t ld, int64_t rows, int64_t columns, float* sums) {
   for (int64_t row = 0; row < rows; ++row) {
@@ -48,6 +26,27 @@ void sum_columns(const uint16_t* dy, int64_t ld, int64_t rows, int64_t columns, 
 }
 
 }  // namespace
+
+void add_product(const RowTile& a,
+                 const BFloat16* b,
+                 int64_t depth,
+                 int64_t rows,
+                 int64_t columns,
+                 float* c,
+                 int64_t ldc) {
+  if (rows == a.rows && columns == kPanel) {
+    gemm_tile(a, b, depth, kPanel, /*add=*/true, c, ldc);
+    return;
+  }
+  alignas(64) float tile[kRowTile * kPanel] = {};
+  for (int64_t r = 0; r < rows; ++r) {
+    std::memcpy(tile + r * kPanel, c + r * ldc, sizeof(float) * columns);
+  }
+  gemm_tile(a, b, depth, kPanel, /*add=*/true, tile, kPanel);
+  for (int64_t r = 0; r < rows; ++r) {
+    std::memcpy(c + r * ldc, tile + r * kPanel, sizeof(float) * columns);
+  }
+}
 
 void add_column_sums(const BFloat16* dy, int64_t ld, int64_t rows, int64_t columns, float* sums) {
   at::parallel_for(0, divide_up(columns, kPanel), 1, [&](int64_t begin, int64_t end) {
@@ -99,13 +98,13 @@ void weight_gradient(const BFloat16* dy,
         const int64_t row = item / panels * kRowTile;
         const int64_t column = item % panels * kPanel;
         const int64_t height = std::min(kRowTile, out - row);
-        add_tile({dy_t + row * depth, depth, round_up(height, kRowStep)},
-                 x_packed + column * depth,
-                 depth,
-                 height,
-                 std::min(kPanel, in - column),
-                 grad + row * ld_grad + column,
-                 ld_grad);
+        add_product({dy_t + row * depth, depth, round_up(height, kRowStep)},
+                    x_packed + column * depth,
+                    depth,
+                    height,
+                    std::min(kPanel, in - column),
+                    grad + row * ld_grad + column,
+                    ld_grad);
       }
       gemm_release();
     });

@@ -1,0 +1,83 @@
+// The language-model head: log-softmax and entropy of z / tau, z = h Wᵀ, on selected tokens,
+// without a [rows, vocabulary] array. Formulas: ops/edge_logprob.h.
+//
+// The vocabulary is walked in tiles of kVocabTile in ascending order inside segments of
+// kVocabSegment; each segment keeps (max, sum, weighted sum), and segments are merged in ascending
+// order. Both sizes are fixed, so a row's bits depend on the row alone, while (rows x segments)
+// gives the threads enough equal work.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "banyan/kernels/cpu/gemm.h"
+
+namespace banyan::kernels {
+
+inline constexpr int64_t kVocabTile = 256;
+inline constexpr int64_t kVocabSegment = 16 * kVocabTile;
+
+// Running log-sum-exp of s = z / tau: sum = Σ e^(s - max), weighted = Σ e^(s - max) (s - max).
+struct SoftmaxState {
+  float max = -std::numeric_limits<float>::infinity();
+  double sum = 0.0;
+  double weighted = 0.0;
+};
+
+// Adds the logits z [rows, columns] (columns <= kVocabTile) to the states of the rows; `weighted`
+// is kept only if with_entropy, and does not change the other bits.
+void reduce_tile(const float* z,
+                 int64_t ldz,
+                 int64_t rows,
+                 int64_t columns,
+                 float inverse_temperature,
+                 bool with_entropy,
+                 SoftmaxState* states,
+                 int64_t state_stride);
+// Appends the state of the next segment.
+void merge(SoftmaxState& state, const SoftmaxState& next);
+double log_sum_exp(const SoftmaxState& state);
+double entropy(const SoftmaxState& state);
+
+// What the head reads. Edges of row r: [row_offsets[r], row_offsets[r + 1]).
+struct HeadInput {
+  const BFloat16* hidden = nullptr;  // [rows, E]
+  int64_t ld_hidden = 0;
+  int64_t rows = 0;
+  Panels weight;                         // columns = vocabulary, depth = E
+  const int32_t* row_offsets = nullptr;  // [rows + 1]
+  const int32_t* token = nullptr;        // [edges]
+  float inverse_temperature = 1.0f;
+};
+
+// logprob [edges], lse [rows], entropy [rows] or null.
+void head_forward(const HeadInput& input, float* logprob, float* lse, float* entropy);
+
+// Logits z [hidden.rows, kVocabTile] of `columns` tokens from `first` (a multiple of kPanel), one
+// thread.
+void logit_tile(
+    const RowTile& hidden, const Panels& weight, int64_t first, int64_t columns, float* z);
+
+// log_softmax(z / tau)[token] of rows of logits, with the bits of head_forward. Parallel.
+void logits_logprob(const float* logits,
+                    int64_t rows,
+                    int64_t vocabulary,
+                    const int32_t* token,
+                    float inverse_temperature,
+                    float* logprob);
+
+struct HeadGradients {
+  const float* lse = nullptr;           // [rows] of the forward
+  const float* entropy = nullptr;       // [rows] of the forward; with grad_entropy only
+  const float* grad_logprob = nullptr;  // [edges] or null
+  const float* grad_entropy = nullptr;  // [rows] or null
+  Panels weight_t;                      // columns = E, depth = vocabulary
+  BFloat16* grad_hidden = nullptr;      // [rows, E], written
+  float* grad_weight = nullptr;         // [vocabulary, E], added to
+};
+
+// Logits are recomputed tile by tile; dz is rounded to bf16 for the two products, their sums stay
+// fp32 and run in a fixed order.
+void head_backward(const HeadInput& input, const HeadGradients& gradients);
+
+}  // namespace banyan::kernels

@@ -1,0 +1,248 @@
+// Backward of the head. Per chunk of kRowChunk rows and kVocabChunk tokens, in ascending order:
+//   1. logits are recomputed per tile, turned into dz, rounded to bf16, stored by row and by token
+//   2. dW[chunk] += dzᵀ H      (H packed over its rows once per row chunk)
+//   3. dH += dz W[chunk]       (fp32, rounded after the last vocabulary chunk)
+// Every output tile has one writer in each phase, so threads do not change the order of a sum.
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "banyan/kernels/cpu/head.h"
+#include "banyan/kernels/cpu/vecmath.h"
+
+namespace banyan::kernels {
+
+namespace {
+
+constexpr int64_t kRowChunk = 1024;
+constexpr int64_t kVocabChunk = 8 * kVocabTile;
+constexpr int64_t kPad = 32;  // keeps row strides off powers of two
+
+// dz of a row = p (a + b (log p + H)) + (one-hot terms), a = -G / tau, b = -grad_entropy / tau.
+struct RowGradient {
+  float lse = 0.0f;
+  float a = 0.0f;
+  float b = 0.0f;
+  float entropy = 0.0f;
+};
+
+// Logits z -> dz without the one-hot terms, in place.
+BANYAN_MULTIVERSION
+void softmax_gradient(float* z,
+                      int64_t columns,
+                      float inverse_temperature,
+                      const RowGradient& row) {
+  if (row.b == 0.0f) {
+    for (int64_t j = 0; j < columns; ++j)
+      z[j] = row.a * exp_f32(fma(z[j], inverse_temperature, -row.lse));
+    return;
+  }
+  for (int64_t j = 0; j < columns; ++j) {
+    const float log_p = fma(z[j], inverse_temperature, -row.lse);
+    const float finite = log_p < -88.0f ? -88.0f : log_p;
+    z[j] = exp_f32(log_p) * fma(row.b, finite + row.entropy, row.a);
+  }
+}
+
+// Working memory of one row chunk, shared by the threads.
+struct Chunk {
+  int64_t first = 0;
+  int64_t rows = 0;
+  int64_t padded_rows = 0;     // multiple of kRowTile
+  BFloat16* hidden = nullptr;  // packed over rows: [E panels][padded_rows / 2][64][2]
+  BFloat16* dz = nullptr;      // [padded_rows, kVocabChunk + kPad]
+  BFloat16* dz_t = nullptr;    // [kVocabChunk, padded_rows + kPad]
+  float* dh = nullptr;         // [padded_rows, round_up(E, kPanel)]
+
+  int64_t ld_dz() const { return kVocabChunk + kPad; }
+  int64_t ld_dz_t() const { return padded_rows + kPad; }
+};
+
+class Backward {
+ public:
+  Backward(const HeadInput& input, const HeadGradients& gradients);
+  void run();
+
+ private:
+  void pack_hidden(const Chunk& chunk) const;
+  void logit_gradients(const Chunk& chunk, int64_t first_token, int64_t tokens) const;
+  void tile_gradient(
+      const Chunk& chunk, int64_t row, int64_t first_token, int64_t column, int64_t columns) const;
+  void add_to_weight(const Chunk& chunk, int64_t first_token, int64_t tokens) const;
+  void add_to_hidden(const Chunk& chunk, int64_t first_token, int64_t tokens) const;
+  void store_hidden(const Chunk& chunk) const;
+
+  const HeadInput& in_;
+  const HeadGradients& out_;
+  int64_t width_;   // E
+  int64_t panels_;  // of E
+  int64_t vocabulary_;
+  std::vector<RowGradient> rows_;
+};
+
+Backward::Backward(const HeadInput& input, const HeadGradients& gradients)
+    : in_(input),
+      out_(gradients),
+      width_(input.weight.depth),
+      panels_(divide_up(width_, kPanel)),
+      vocabulary_(input.weight.columns),
+      rows_(input.rows) {
+  for (int64_t r = 0; r < in_.rows; ++r) {
+    double sum = 0.0;
+    if (out_.grad_logprob != nullptr) {
+      for (int32_t x = in_.row_offsets[r]; x < in_.row_offsets[r + 1]; ++x)
+        sum += out_.grad_logprob[x];
+    }
+    rows_[r].lse = out_.lse[r];
+    rows_[r].a = static_cast<float>(-sum) * in_.inverse_temperature;
+    if (out_.grad_entropy != nullptr) {
+      rows_[r].b = -out_.grad_entropy[r] * in_.inverse_temperature;
+      rows_[r].entropy = out_.entropy[r];
+    }
+  }
+}
+
+void Backward::pack_hidden(const Chunk& chunk) const {
+  at::parallel_for(0, panels_, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      pack_panel(in_.hidden + chunk.first * in_.ld_hidden + p * kPanel,
+                 in_.ld_hidden,
+                 chunk.rows,
+                 std::min(kPanel, width_ - p * kPanel),
+                 chunk.padded_rows,
+                 chunk.hidden + p * kPanel * chunk.padded_rows);
+    }
+  });
+}
+
+// One tile of dz: rows from `row` of the chunk, tokens from first_token + column.
+void Backward::tile_gradient(
+    const Chunk& chunk, int64_t row, int64_t first_token, int64_t column, int64_t columns) const {
+  thread_local Scratch row_scratch;
+  alignas(64) float z[kRowTile * kVocabTile];
+  const int64_t first = chunk.first + row;
+  const int64_t rows = std::min(kRowTile, chunk.rows - row);
+  const RowTile hidden =
+      row_tile(in_.hidden + first * in_.ld_hidden, in_.ld_hidden, rows, width_, row_scratch);
+  logit_tile(hidden, in_.weight, first_token + column, columns, z);
+  for (int64_t r = 0; r < rows; ++r) {
+    softmax_gradient(z + r * kVocabTile, columns, in_.inverse_temperature, rows_[first + r]);
+    if (out_.grad_logprob == nullptr) continue;
+    for (int32_t x = in_.row_offsets[first + r]; x < in_.row_offsets[first + r + 1]; ++x) {
+      const int64_t at = in_.token[x] - first_token - column;
+      if (at >= 0 && at < columns) {
+        z[r * kVocabTile + at] += out_.grad_logprob[x] * in_.inverse_temperature;
+      }
+    }
+  }
+  BFloat16* dz = chunk.dz + row * chunk.ld_dz() + column;
+  store_bf16(z, kVocabTile, rows, columns, /*bias=*/nullptr, dz, chunk.ld_dz());
+  if (columns % 2 != 0) {  // the product over tokens reads pairs
+    for (int64_t r = 0; r < rows; ++r) dz[r * chunk.ld_dz() + columns] = BFloat16(0.0f);
+  }
+  for (int64_t r = rows; r < kRowTile; ++r) {
+    std::memset(
+        static_cast<void*>(dz + r * chunk.ld_dz()), 0, sizeof(BFloat16) * round_up(columns, 2));
+  }
+  transpose(dz,
+            chunk.ld_dz(),
+            rows,
+            columns,
+            kRowTile,
+            chunk.dz_t + column * chunk.ld_dz_t() + row,
+            chunk.ld_dz_t());
+}
+
+void Backward::logit_gradients(const Chunk& chunk, int64_t first_token, int64_t tokens) const {
+  const int64_t row_tiles = chunk.padded_rows / kRowTile;
+  const int64_t items = row_tiles * divide_up(tokens, kVocabTile);
+  at::parallel_for(0, items, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t column = item / row_tiles * kVocabTile;
+      const int64_t columns = std::min(kVocabTile, tokens - column);
+      tile_gradient(chunk, item % row_tiles * kRowTile, first_token, column, columns);
+    }
+    gemm_release();
+  });
+}
+
+void Backward::add_to_weight(const Chunk& chunk, int64_t first_token, int64_t tokens) const {
+  at::parallel_for(0, divide_up(tokens, kRowTile) * panels_, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t token = item / panels_ * kRowTile;
+      const int64_t column = item % panels_ * kPanel;
+      const int64_t height = std::min(kRowTile, tokens - token);
+      add_product(
+          {chunk.dz_t + token * chunk.ld_dz_t(), chunk.ld_dz_t(), round_up(height, kRowStep)},
+          chunk.hidden + column * chunk.padded_rows,
+          chunk.padded_rows,
+          height,
+          std::min(kPanel, width_ - column),
+          out_.grad_weight + (first_token + token) * width_ + column,
+          width_);
+    }
+    gemm_release();
+  });
+}
+
+void Backward::add_to_hidden(const Chunk& chunk, int64_t first_token, int64_t tokens) const {
+  const int64_t row_tiles = chunk.padded_rows / kRowTile;
+  at::parallel_for(0, row_tiles * panels_, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t row = item / panels_ * kRowTile;
+      const int64_t p = item % panels_;
+      gemm_tile({chunk.dz + row * chunk.ld_dz(), chunk.ld_dz(), kRowTile},
+                out_.weight_t.panel(p) + first_token * kPanel,
+                round_up(tokens, 2),
+                kPanel,
+                /*add=*/first_token > 0,
+                chunk.dh + row * panels_ * kPanel + p * kPanel,
+                panels_ * kPanel);
+    }
+    gemm_release();
+  });
+}
+
+void Backward::store_hidden(const Chunk& chunk) const {
+  at::parallel_for(0, chunk.rows, kRowTile, [&](int64_t begin, int64_t end) {
+    store_bf16(chunk.dh + begin * panels_ * kPanel,
+               panels_ * kPanel,
+               end - begin,
+               width_,
+               /*bias=*/nullptr,
+               out_.grad_hidden + (chunk.first + begin) * width_,
+               width_);
+  });
+}
+
+void Backward::run() {
+  thread_local Scratch hidden_scratch, dz_scratch, dz_t_scratch, dh_scratch;
+  for (int64_t first = 0; first < in_.rows; first += kRowChunk) {
+    Chunk chunk;
+    chunk.first = first;
+    chunk.rows = std::min(kRowChunk, in_.rows - first);
+    chunk.padded_rows = round_up(chunk.rows, kRowTile);
+    chunk.hidden = hidden_scratch.get<BFloat16>(panels_ * kPanel * chunk.padded_rows);
+    chunk.dz = dz_scratch.get<BFloat16>(chunk.padded_rows * chunk.ld_dz());
+    chunk.dz_t = dz_t_scratch.get<BFloat16>(kVocabChunk * chunk.ld_dz_t());
+    chunk.dh = dh_scratch.get<float>(chunk.padded_rows * panels_ * kPanel);
+    pack_hidden(chunk);
+    for (int64_t token = 0; token < vocabulary_; token += kVocabChunk) {
+      const int64_t tokens = std::min(kVocabChunk, vocabulary_ - token);
+      logit_gradients(chunk, token, tokens);
+      add_to_weight(chunk, token, tokens);
+      add_to_hidden(chunk, token, tokens);
+    }
+    store_hidden(chunk);
+  }
+}
+
+}  // namespace
+
+void head_backward(const HeadInput& input, const HeadGradients& gradients) {
+  Backward(input, gradients).run();
+}
+
+}  // namespace banyan::kernels

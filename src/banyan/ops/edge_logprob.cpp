@@ -1,0 +1,218 @@
+// Checks and dispatch of the head: kernels/cpu/head.h for a packed weight,
+// detail/edge_logprob_aten.cpp otherwise.
+#include "banyan/ops/edge_logprob.h"
+
+#include <ATen/ops/empty.h>
+
+#include "banyan/core/error.h"
+#include "banyan/kernels/cpu/head.h"
+#include "banyan/ops/detail/edge_logprob_aten.h"
+
+namespace banyan::ops {
+
+using c10::BFloat16;
+using kernels::HeadGradients;
+using kernels::HeadInput;
+using kernels::Panels;
+
+namespace {
+
+void check_temperature(double temperature) {
+  BANYAN_CHECK(temperature > 0, "[edge_logprob] temperature: wanted > 0, got ", temperature);
+}
+
+void check_hidden(const at::Tensor& hidden,
+                  const LinearWeight& head,
+                  const ComputeOptions& options) {
+  BANYAN_CHECK(
+      hidden.dim() == 2 && hidden.size(1) == head.in && hidden.scalar_type() == options.dtype,
+      "[edge_logprob] hidden: wanted ",
+      options.dtype,
+      " [R, ",
+      head.in,
+      "], got ",
+      hidden.scalar_type(),
+      " ",
+      hidden.sizes());
+  BANYAN_ASSERT(head.is_packed() == is_native(options), "the head was packed under other options");
+}
+
+// Token ids are looked at on the CPU only: elsewhere LibTorch's own check reports them.
+void check_tokens(const at::Tensor& token, int64_t vocabulary) {
+  BANYAN_CHECK(token.dim() == 1 && token.scalar_type() == at::kInt && token.is_contiguous(),
+               "[edge_logprob] token: wanted contiguous int32 [X], got ",
+               token.scalar_type(),
+               " ",
+               token.sizes());
+  if (!token.device().is_cpu()) return;
+  const int32_t* values = token.const_data_ptr<int32_t>();
+  for (int64_t x = 0; x < token.numel(); ++x) {
+    BANYAN_CHECK(values[x] >= 0 && values[x] < vocabulary,
+                 "[edge_logprob] token ",
+                 x,
+                 ": wanted an id in [0, ",
+                 vocabulary,
+                 "), got ",
+                 values[x]);
+  }
+}
+
+void check_index(const EdgeIndex& index, int64_t rows, int64_t vocabulary) {
+  check_tokens(index.token, vocabulary);
+  const at::Tensor& offsets = index.row_offsets;
+  BANYAN_CHECK(offsets.dim() == 1 && offsets.size(0) == rows + 1 &&
+                   offsets.scalar_type() == at::kInt && offsets.is_contiguous(),
+               "[edge_logprob] row_offsets: wanted contiguous int32 [",
+               rows + 1,
+               "], got ",
+               offsets.scalar_type(),
+               " ",
+               offsets.sizes());
+  if (!offsets.device().is_cpu()) return;
+  const int32_t* values = offsets.const_data_ptr<int32_t>();
+  bool ascending = values[0] == 0 && values[rows] == index.token.numel();
+  for (int64_t r = 0; r < rows; ++r) ascending = ascending && values[r] <= values[r + 1];
+  BANYAN_CHECK(ascending,
+               "[edge_logprob] row_offsets: wanted ascending from 0 to ",
+               index.token.numel(),
+               " edges");
+}
+
+// [count] fp32 that the kernel may read; undefined gives null.
+const float* gradient_values(const char* what, const at::Tensor& gradient, int64_t count) {
+  if (!gradient.defined()) return nullptr;
+  BANYAN_CHECK(gradient.dim() == 1 && gradient.size(0) == count && gradient.is_contiguous() &&
+                   gradient.scalar_type() == at::kFloat,
+               "[edge_logprob] ",
+               what,
+               ": wanted contiguous fp32 [",
+               count,
+               "], got ",
+               gradient.scalar_type(),
+               " ",
+               gradient.sizes());
+  return gradient.const_data_ptr<float>();
+}
+
+// `rows` is hidden with unit stride in a row.
+HeadInput kernel_input(const at::Tensor& rows,
+                       const LinearWeight& head,
+                       const EdgeIndex& index,
+                       double temperature) {
+  return {.hidden = rows.const_data_ptr<BFloat16>(),
+          .ld_hidden = rows.stride(0),
+          .rows = rows.size(0),
+          .weight = {head.packed.const_data_ptr<BFloat16>(), head.in, head.out},
+          .row_offsets = index.row_offsets.const_data_ptr<int32_t>(),
+          .token = index.token.const_data_ptr<int32_t>(),
+          .inverse_temperature = static_cast<float>(1.0 / temperature)};
+}
+
+}  // namespace
+
+EdgeLogprob edge_logprob_forward(const at::Tensor& hidden,
+                                 const LinearWeight& head,
+                                 const EdgeIndex& index,
+                                 double temperature,
+                                 bool with_entropy,
+                                 const ComputeOptions& options) {
+  check_temperature(temperature);
+  check_hidden(hidden, head, options);
+  check_index(index, hidden.size(0), head.out);
+  if (!is_native(options)) {
+    return aten::edge_logprob_forward(hidden, head, index, temperature, with_entropy);
+  }
+  const auto wide = hidden.options().dtype(at::kFloat);
+  EdgeLogprob out{.logprob = at::empty({index.token.numel()}, wide),
+                  .lse = at::empty({hidden.size(0)}, wide),
+                  .entropy = with_entropy ? at::empty({hidden.size(0)}, wide) : at::Tensor()};
+  const at::Tensor rows = hidden.contiguous();
+  kernels::head_forward(kernel_input(rows, head, index, temperature),
+                        out.logprob.data_ptr<float>(),
+                        out.lse.data_ptr<float>(),
+                        with_entropy ? out.entropy.data_ptr<float>() : nullptr);
+  return out;
+}
+
+at::Tensor edge_logprob_backward(const at::Tensor& hidden,
+                                 const LinearWeight& head,
+                                 const EdgeIndex& index,
+                                 const EdgeLogprob& forward,
+                                 const at::Tensor& grad_logprob,
+                                 const at::Tensor& grad_entropy,
+                                 double temperature,
+                                 at::Tensor& grad_head,
+                                 const ComputeOptions& options) {
+  check_temperature(temperature);
+  check_hidden(hidden, head, options);
+  check_index(index, hidden.size(0), head.out);
+  BANYAN_CHECK(!grad_entropy.defined() || forward.entropy.defined(),
+               "[edge_logprob] grad_entropy: wanted a forward with entropy");
+  BANYAN_CHECK(grad_head.defined() && grad_head.sizes() == at::IntArrayRef({head.out, head.in}) &&
+                   grad_head.is_contiguous(),
+               "[edge_logprob] grad_head: wanted a contiguous buffer [",
+               head.out,
+               ", ",
+               head.in,
+               "]");
+  if (!is_native(options)) {
+    return aten::edge_logprob_backward(
+        hidden, head, index, forward, grad_logprob, grad_entropy, temperature, grad_head);
+  }
+  BANYAN_ASSERT(head.packed_t.defined(), "the head was packed for inference only");
+  const at::Tensor rows = hidden.contiguous();
+  at::Tensor grad_hidden = at::empty(rows.sizes(), rows.options());
+  const HeadGradients gradients{
+      .lse = forward.lse.const_data_ptr<float>(),
+      .entropy = forward.entropy.defined() ? forward.entropy.const_data_ptr<float>() : nullptr,
+      .grad_logprob = gradient_values("grad_logprob", grad_logprob, index.token.numel()),
+      .grad_entropy = gradient_values("grad_entropy", grad_entropy, hidden.size(0)),
+      .weight_t = {head.packed_t.const_data_ptr<BFloat16>(), head.out, head.in},
+      .grad_hidden = grad_hidden.data_ptr<BFloat16>(),
+      .grad_weight = grad_head.data_ptr<float>()};
+  kernels::head_backward(kernel_input(rows, head, index, temperature), gradients);
+  return grad_hidden;
+}
+
+at::Tensor head_logits(const at::Tensor& hidden,
+                       const LinearWeight& head,
+                       const ComputeOptions& options) {
+  check_hidden(hidden, head, options);
+  if (!is_native(options)) return aten::head_logits(hidden, head);
+  const at::Tensor rows = hidden.contiguous();
+  at::Tensor logits = at::empty({rows.size(0), head.out}, rows.options().dtype(at::kFloat));
+  kernels::gemm(rows.const_data_ptr<BFloat16>(),
+                rows.stride(0),
+                rows.size(0),
+                Panels{head.packed.const_data_ptr<BFloat16>(), head.in, head.out},
+                logits.data_ptr<float>(),
+                head.out);
+  return logits;
+}
+
+at::Tensor logits_logprob(const at::Tensor& logits,
+                          const at::Tensor& token,
+                          double temperature,
+                          const ComputeOptions& options) {
+  check_temperature(temperature);
+  BANYAN_CHECK(logits.dim() == 2 && token.numel() == logits.size(0),
+               "[edge_logprob] logits: wanted [",
+               token.numel(),
+               ", V], got ",
+               logits.sizes());
+  check_tokens(token, logits.size(1));
+  if (!is_native(options)) return aten::logits_logprob(logits, token, temperature);
+  BANYAN_CHECK(logits.scalar_type() == at::kFloat && logits.is_contiguous(),
+               "[edge_logprob] logits: wanted contiguous fp32, got ",
+               logits.scalar_type());
+  at::Tensor logprob = at::empty({logits.size(0)}, logits.options());
+  kernels::logits_logprob(logits.const_data_ptr<float>(),
+                          logits.size(0),
+                          logits.size(1),
+                          token.const_data_ptr<int32_t>(),
+                          static_cast<float>(1.0 / temperature),
+                          logprob.data_ptr<float>());
+  return logprob;
+}
+
+}  // namespace banyan::ops
