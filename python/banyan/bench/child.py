@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.bench.flops import trie_size, update_flops
-from banyan.bench.host import BenchHost, Finished, status_bytes
+from banyan.bench.host import BenchHost, FinishedError, status_bytes
 
 _RATE_SHAPE = (2048, 1536, 1536)  # M, K, N
 
@@ -65,7 +65,7 @@ def run_step(spec: dict[str, Any], core: Any) -> dict[str, Any]:
     """Whole training steps: stages, tokens, memory, and the trajectories as work for the peers."""
     num_steps = 1 + spec["repeats"]
     host = BenchHost(spec["prompts"], num_steps)
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Finished):
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(FinishedError):
         core.train(config_json(spec, num_steps, folder), host)
     best = min(host.metrics[1:], key=lambda metrics: metrics["timing_s/step"])
     stages = {k.removeprefix("timing_s/"): v for k, v in best.items() if k.startswith("timing_s/")}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Finished(Exception):
+class FinishedError(Exception):
     """Every step that was asked for is done."""
 
 
@@ -41,7 +41,7 @@ class BenchHost:
 
     def next_prompts(self, num_rows: int) -> list[dict[str, Any]]:
         if len(self.metrics) == self._num_steps:
-            raise Finished
+            raise FinishedError
         self._look_at_memory()
         return [{"row": i, "tokens": self._prompts[i]} for i in range(num_rows)]
 

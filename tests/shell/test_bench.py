@@ -1,0 +1,293 @@
+"""`banyan bench`: its arithmetic, its host and child over a stand-in core, and the real core if built."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from banyan.bench import cli, peers
+from banyan.bench.child import matrix_rate, run_rollout, run_step
+from banyan.bench.flops import TrieSize, trie_size, update_flops
+from banyan.bench.work import PRESETS, find_gsm8k, find_preset, prompts_of
+from banyan.convert import convert
+from banyan.data.chat import Chat
+from banyan.errors import UserError
+from test_convert import write_gguf
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+HAS_CORE = importlib.util.find_spec("banyan._C") is not None
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write_gguf(folder / "Tiny.F32.gguf")
+    return convert(str(folder / "Tiny.F32.gguf"), folder / "tiny")
+
+
+def test_trie_size_by_hand() -> None:
+    size = trie_size([([1, 2], [3, 4]), ([1, 2], [3, 5]), ([1, 2], [6])])
+    # 1-2-3-{4, 5} and 1-2-6: depths 1 2 3 4 4 3; the sources 2 and 3 predict response tokens.
+    assert size == TrieSize(logical=11, unique=6, pairs=1 + 2 + 3 + 4 + 4 + 3, head_rows=2)
+
+
+def test_trie_size_equals_the_formula_of_one_level() -> None:
+    p, r, n = 7, 5, 4
+    samples = [(list(range(p)), [100 * i + t + 50 for t in range(r)]) for i in range(n)]
+    size = trie_size(samples)
+    assert size.logical == n * (p + r)
+    assert size.unique == p + n * r
+    assert size.pairs == p * (p + 1) // 2 + n * (p * r + r * (r + 1) // 2)
+    assert size.head_rows == 1 + n * (r - 1)
+
+
+def test_update_flops_of_smollm2(tmp_path: Path) -> None:
+    shape = {
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "vocab_size": 49152,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    assert update_flops(TrieSize(0, 1, 0, 0), tmp_path) == pytest.approx(6 * 1.06e8, rel=0.01)
+    assert update_flops(TrieSize(0, 0, 1, 0), tmp_path) == 12 * 576 * 30
+    assert update_flops(TrieSize(0, 0, 0, 1), tmp_path) == 6 * 576 * 49152
+
+
+def test_matrix_rate_is_a_rate() -> None:
+    assert 1e9 < matrix_rate(tries=2) < 1e16
+
+
+def test_generated_prompts(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BANYAN_TEST_DATA", str(tmp_path))
+    prompts, source = prompts_of(PRESETS["gsm8k-8x8x128"], Chat(model))
+    assert source == "generated"
+    assert len({tuple(prompt) for prompt in prompts}) == 8
+    assert prompts == prompts_of(PRESETS["gsm8k-8x8x128"], Chat(model))[0]
+
+
+def test_gsm8k_prompts(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gsm8k").mkdir()
+    rows = [{"question": f"What is {i}?", "answer": f"It is #### {i}"} for i in range(9)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "gsm8k" / "train.jsonl").write_text(text)
+    monkeypatch.setenv("BANYAN_TEST_DATA", str(tmp_path))
+    assert find_gsm8k() == tmp_path / "gsm8k" / "train.jsonl"
+    prompts, source = prompts_of(PRESETS["tiny-2x2x8"], Chat(model))
+    assert (len(prompts), source) == (2, "gsm8k")
+    assert "What is 1?" in Chat(model).decode(prompts[1])
+
+
+class StandInCore:
+    """Calls the host in the core's order; responses differ by sample, times by step."""
+
+    def train(self, config_json: str, host: Any) -> None:
+        tree = json.loads(config_json)
+        self.tree = tree
+        rollout = tree["actor_rollout_ref"]["rollout"]
+        step = 0
+        while step < tree["trainer"]["total_training_steps"]:
+            step += 1
+            rows = host.next_prompts(tree["data"]["train_batch_size"])
+            trajectories = [
+                {
+                    "row": row["row"],
+                    "index": i,
+                    "prompt": row["tokens"],
+                    "response": [3 + row["row"] + i] * rollout["response_length"],
+                }
+                for row in rows
+                for i in range(rollout["n"])
+            ]
+            for trajectory in reversed(trajectories):
+                host.submit(trajectory, False)
+            scores = host.poll()
+            assert len({score["value"] for score in scores}) > 1
+            host.on_samples(step, False, trajectories, scores)
+            host.log(step, self.metrics(step, trajectories))
+
+    def metrics(self, step: int, trajectories: list[dict[str, Any]]) -> dict[str, float]:
+        tokens = sum(len(t["prompt"]) + len(t["response"]) for t in trajectories)
+        return {
+            "timing_s/step": 10.0 - step,
+            "timing_s/gen": 1.0,
+            "timing_s/update_actor": 2.0,
+            "perf/total_num_tokens": float(tokens),
+            "trie/unique_tokens": tokens / 2,
+            "trie/computed_tokens": tokens / 2,
+            "perf/state_bytes": 100.0,
+            "perf/update_peak_bytes": 100.0 + step,
+        }
+
+
+def spec_of(model: Path, folder: Path, what: str) -> dict[str, Any]:
+    return {
+        "what": what,
+        "model": str(model),
+        "prompts": [[5, 6, 7], [5, 6, 8, 9]],
+        "group_size": 2,
+        "response_length": 8,
+        "micro_batch": 2,
+        "share": "on",
+        "kernels": "native",
+        "repeats": 2,
+        "with_mfu": True,
+        "work_file": str(folder / "work.json"),
+        "result_file": str(folder / "result.json"),
+    }
+
+
+def test_child_takes_the_fastest_counted_step(model: Path, tmp_path: Path) -> None:
+    core = StandInCore()
+    result = run_step(spec_of(model, tmp_path, "step"), core)
+    assert result["all_step_seconds"] == [9.0, 8.0, 7.0]  # the fourth never runs: no checkpoint
+    assert result["stages"] == {"step": 7.0, "gen": 1.0, "update_actor": 2.0}
+    assert result["activation_peak_bytes"] == 3.0
+    assert result["peak_bytes"] > 1 << 20
+    assert result["logical_tokens"] == 2 * (3 + 8) + 2 * (4 + 8)
+    assert result["mfu"] == pytest.approx(
+        result["update_flops"] / 2.0 / result["matrix_flops_per_s"]
+    )
+    work = json.loads((tmp_path / "work.json").read_text())
+    assert work["responses"] == [[3] * 8, [4] * 8, [4] * 8, [5] * 8]
+    actor = core.tree["actor_rollout_ref"]
+    assert actor["rollout"]["ignore_eos"] is True
+    assert actor["sharing"]["mode"] == "on"
+    assert actor["actor"]["ppo_micro_batch_size_per_gpu"] == 2
+
+
+def test_child_refuses_a_short_response(model: Path, tmp_path: Path) -> None:
+    class Short(StandInCore):
+        def metrics(self, step: int, trajectories: list[dict[str, Any]]) -> dict[str, float]:
+            trajectories[0]["response"].pop()
+            return super().metrics(step, trajectories)
+
+    with pytest.raises(ValueError, match="wanted 4 responses of 8 tokens"):
+        run_step(spec_of(model, tmp_path, "step"), Short())
+
+
+def test_ratios() -> None:
+    on = {"stages": {"step": 10.0, "gen": 4.0, "update_actor": 5.0}}
+    others = {
+        "trl_step": {"seconds": 40.0},
+        "transformers_update": {"seconds": 15.0, "peak_bytes": 7, "activation_peak_bytes": 5},
+        "transformers_generate": {"seconds": 20.0},
+    }
+    assert cli.ratios(on, others) == {
+        "step_ratio_trl": 4.0,
+        "update_ratio_transformers": 3.0,
+        "generate_ratio_transformers": 5.0,
+        "peak_bytes_transformers": 7,
+        "activation_peak_bytes_transformers": 5,
+    }
+    assert cli.ratios(on, {}) == {}
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def test_wrong_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="--preset: wanted one of gsm8k-8x8x128"):
+        find_preset("gsm8k")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BANYAN_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match="banyan convert"):
+        cli.run(parse("step"))
+    with pytest.raises(UserError, match="--model"):
+        cli.run(parse("step", "--model", str(tmp_path / "none")))
+
+
+def test_missing_peers(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "benchmarks" / "peers").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "peers" / "common.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="run `make peers`"):
+        cli.run(parse("step", "--model", str(model), "--peers"))
+
+
+def test_a_failing_child_shows_its_last_lines(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="ended with 3:\nlast words"):
+        peers.run(["/bin/sh", "-c", "echo last words; exit 3"], tmp_path / "log")
+
+
+@pytest.mark.skipif(not HAS_CORE, reason="the extension banyan._C is not built")
+@pytest.mark.parametrize("what", ["step", "rollout"])
+def test_command_with_the_core(model: Path, tmp_path: Path, what: str) -> None:
+    result_file = tmp_path / "result.json"
+    arguments = ["--model", str(model), "--preset", "tiny-2x2x8", "--repeats", "1"]
+    assert cli.run(parse(what, *arguments, "--json", str(result_file))) == 0
+    result = json.loads(result_file.read_text())
+    assert result["share_on_ratio"] > 0
+    assert result["peak_bytes"] > 1 << 20
+    assert result["unique_tokens"] < result["logical_tokens"]
+    assert result["stages"]["gen"] > 0
+    assert ("mfu" in result) == (what == "step")
+
+
+def environment(peer: str) -> Path:
+    return REPOSITORY / "build" / "peers" / peers.PEERS[peer][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            peer,
+            marks=pytest.mark.skipif(
+                not (environment(peer) / ".installed").is_file(),
+                reason=f"{environment(peer)} is missing: make peers",
+            ),
+        )
+        for peer in peers.PEERS
+    ],
+)
+def test_peers_run(model: Path, tmp_path: Path, name: str) -> None:
+    work = {
+        "prompts": [[5, 6, 7], [5, 6, 8, 9]],
+        "responses": [[30 + i] * 8 for i in range(16)],
+        "rewards": [i / 16 for i in range(16)],
+    }
+    (tmp_path / "work.json").write_text(json.dumps(work))
+    result = peers.measure(name, model, tmp_path / "work.json", tmp_path)
+    assert result["seconds"] > 0
+    assert result["weights"] in ("fp32", "bf16", "float32")
+    assert result["peak_bytes"] > 1 << 20
+
+
+def test_rollout_child_counts_tokens(model: Path, tmp_path: Path) -> None:
+    class Engine:
+        def __init__(self, model: Any, options: dict[str, Any]) -> None:
+            assert options == {"share_prefix": True, "max_model_len": 12}
+
+        def generate(self, rows: list, params: dict, on_finished: Any) -> dict[str, Any]:
+            assert params["ignore_eos"] is True
+            for row in rows:
+                for i in range(row["n"]):
+                    on_finished(
+                        {
+                            "row": row["row"],
+                            "index": i,
+                            "prompt": row["tokens"],
+                            "response": [9] * 8,
+                        }
+                    )
+            return {"logical_prompt_tokens": 14, "computed_prompt_tokens": 5, "response_tokens": 32}
+
+    class Core:
+        class Model:
+            load = staticmethod(lambda path, **options: object())
+
+    Core.Engine = Engine
+    result = run_rollout(spec_of(model, tmp_path, "rollout"), Core)
+    assert (result["logical_tokens"], result["unique_tokens"]) == (46, 37)
+    assert len(result["all_step_seconds"]) == 3
