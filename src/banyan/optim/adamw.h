@@ -1,5 +1,5 @@
-// AdamW on fp32 masters (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019), torch's order:
-// decay first, bias corrections in double.
+// AdamW on fp32 masters (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019),
+// torch's order: decay first, bias corrections in double.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,15 +18,16 @@ struct AdamWOptions {
   double weight_decay = 0.01;
 };
 
-// Global L2 norm of all gradients, summed in fp64 in parameter order: the same bits for any thread count.
+// Global L2 norm of all gradients, summed in fp64 in parameter order: the same bits for any thread
+// count.
 double grad_norm(const ParamTable& params);
 
 class AdamW {
  public:
   AdamW(ParamTable& params, const AdamWOptions& options);
 
-  // w <- w - lr wd w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) with g scaled by `grad_scale`
-  // (1, or the clip factor). Repacks are the caller's.
+  // w <- w - lr wd w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) with g scaled by
+  // `grad_scale` (1, or the clip factor). Repacks are the caller's.
   void step(double lr, double grad_scale);
 
   int64_t num_steps() const { return num_steps_; }

@@ -7,13 +7,13 @@
 namespace banyan::optim {
 
 struct ScheduleOptions {
-  std::string type = "constant";      // constant | linear | cosine
+  std::string type = "constant";  // constant | linear | cosine
   double lr = 1e-6;
-  int64_t warmup_steps = -1;          // > 0 wins over the ratio
+  int64_t warmup_steps = -1;  // > 0 wins over the ratio
   double warmup_ratio = 0.0;
-  double min_lr_ratio = 0.0;          // cosine and linear end at lr * min_lr_ratio
-  double num_cycles = 0.5;            // cosine
-  bool zero_indexed_step = true;      // false: t + 1
+  double min_lr_ratio = 0.0;      // cosine and linear end at lr * min_lr_ratio
+  double num_cycles = 0.5;        // cosine
+  bool zero_indexed_step = true;  // false: t + 1
   int64_t total_steps = 1;
 };
 

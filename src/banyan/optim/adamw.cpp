@@ -1,0 +1,125 @@
+#include "banyan/optim/adamw.h"
+
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <cmath>
+
+#include "banyan/core/error.h"
+#include "banyan/kernels/cpu/adamw.h"
+
+namespace banyan::optim {
+namespace {
+
+bool has_kernel(const at::Tensor& tensor, at::ScalarType dtype) {
+  return tensor.is_cpu() && tensor.scalar_type() == dtype && tensor.is_contiguous();
+}
+
+double sum_of_squares(const at::Tensor& grad) {
+  if (has_kernel(grad, at::kFloat)) {
+    return kernels::sum_of_squares(grad.numel(), grad.const_data_ptr<float>());
+  }
+  if (has_kernel(grad, at::kDouble)) {
+    return kernels::sum_of_squares(grad.numel(), grad.const_data_ptr<double>());
+  }
+  const double norm =
+      at::linalg_vector_norm(grad, 2, std::nullopt, false, at::kDouble).item<double>();
+  return norm * norm;
+}
+
+// The factors of one step in double; the kernel and the plain operators read the same ones.
+struct Factors {
+  double decay, one_minus_beta1, beta2, one_minus_beta2, step_size, inverse_correction2, eps;
+};
+
+kernels::AdamWStep to_kernel(const Factors& f, double grad_scale) {
+  kernels::AdamWStep step;
+  step.grad_scale = static_cast<float>(grad_scale);
+  step.decay = static_cast<float>(f.decay);
+  step.one_minus_beta1 = static_cast<float>(f.one_minus_beta1);
+  step.beta2 = static_cast<float>(f.beta2);
+  step.one_minus_beta2 = static_cast<float>(f.one_minus_beta2);
+  step.step_size = static_cast<float>(f.step_size);
+  step.inverse_correction2 = static_cast<float>(f.inverse_correction2);
+  step.eps = static_cast<float>(f.eps);
+  return step;
+}
+
+void step_aten(const Factors& f,
+               double grad_scale,
+               const at::Tensor& grad,
+               at::Tensor& master,
+               at::Tensor& m,
+               at::Tensor& v) {
+  const at::Tensor g = grad.mul(grad_scale);
+  m.lerp_(g, f.one_minus_beta1);
+  v.mul_(f.beta2).addcmul_(g, g, f.one_minus_beta2);
+  const at::Tensor divisor = v.sqrt().mul_(f.inverse_correction2).add_(f.eps);
+  master.mul_(f.decay).addcdiv_(m, divisor, -f.step_size);
+}
+
+void check_options(const AdamWOptions& options) {
+  const auto is_beta = [](double beta) { return beta >= 0.0 && beta < 1.0; };
+  BANYAN_CHECK(is_beta(options.beta1) && is_beta(options.beta2),
+               "[optim.betas] wanted two numbers in [0, 1), got ",
+               options.beta1,
+               " and ",
+               options.beta2);
+  BANYAN_CHECK(std::isfinite(options.eps) && options.eps >= 0.0,
+               "[optim.eps] wanted a finite number >= 0, got ",
+               options.eps);
+  BANYAN_CHECK(std::isfinite(options.weight_decay) && options.weight_decay >= 0.0,
+               "[optim.weight_decay] wanted a finite number >= 0, got ",
+               options.weight_decay);
+}
+
+}  // namespace
+
+double grad_norm(const ParamTable& params) {
+  double total = 0.0;
+  for (const Param& param : params.params()) {
+    if (param.grad.defined()) total += sum_of_squares(param.grad);
+  }
+  return std::sqrt(total);
+}
+
+AdamW::AdamW(ParamTable& params, const AdamWOptions& options) : params_(params), options_(options) {
+  check_options(options);
+  for (const Param& param : params.params()) {
+    m_.push_back(at::zeros_like(param.master));
+    v_.push_back(at::zeros_like(param.master));
+  }
+}
+
+void AdamW::step(double lr, double grad_scale) {
+  ++num_steps_;
+  const auto t = static_cast<double>(num_steps_);
+  const Factors factors{
+      .decay = 1.0 - lr * options_.weight_decay,
+      .one_minus_beta1 = 1.0 - options_.beta1,
+      .beta2 = options_.beta2,
+      .one_minus_beta2 = 1.0 - options_.beta2,
+      .step_size = lr / (1.0 - std::pow(options_.beta1, t)),
+      .inverse_correction2 = 1.0 / std::sqrt(1.0 - std::pow(options_.beta2, t)),
+      .eps = options_.eps,
+  };
+  const kernels::AdamWStep kernel = to_kernel(factors, grad_scale);
+  std::vector<Param>& params = params_.params();
+  BANYAN_ASSERT(params.size() == m_.size(), "AdamW: parameters were added after the optimizer");
+  for (size_t i = 0; i < params.size(); ++i) {
+    Param& param = params[i];
+    BANYAN_ASSERT(param.grad.defined(), "AdamW: no gradient for '", param.name, "'");
+    if (has_kernel(param.master, at::kFloat) && has_kernel(param.grad, at::kFloat)) {
+      kernels::adamw(kernel,
+                     param.master.numel(),
+                     param.grad.const_data_ptr<float>(),
+                     param.master.mutable_data_ptr<float>(),
+                     m_[i].mutable_data_ptr<float>(),
+                     v_[i].mutable_data_ptr<float>());
+    } else {
+      step_aten(factors, grad_scale, param.grad, param.master, m_[i], v_[i]);
+    }
+  }
+}
+
+}  // namespace banyan::optim
