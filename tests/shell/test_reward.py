@@ -325,3 +325,18 @@ def test_an_answer_is_checked_in_the_trainer() -> None:
     assert from_answer({"score": "1"}).status == "invalid"
     assert from_answer({"score": 2, "acc": 1, "bad": float("nan")}).extra == {"acc": 1.0}
     assert from_answer(-1.5).value == -1.5
+
+
+def test_the_guide_is_true(tmp_path: Path) -> None:
+    guide = Path(__file__).resolve().parents[2] / "docs" / "guides" / "your_own_reward.md"
+    tags, flexible = (block.split("```")[0] for block in guide.read_text().split("```python\n")[1:])
+    path = tmp_path / "my_reward.py"
+    path.write_text(tags)
+    with RewardManager(tree(path)) as rewards:
+        for text in ("<answer> 4 </answer>", "<answer>5</answer>", "4"):
+            rewards.submit(text, "my/data", text, "4", {})
+        assert [result.value for _, result in rewards.poll()] == [1.0, 0.1, 0.0]
+    path.write_text(flexible)
+    with RewardManager(tree(path)) as rewards:
+        rewards.submit("x", "my/data", "It is 1,000.", "1000", {})
+        assert rewards.poll()[0][1].value == 1.0
