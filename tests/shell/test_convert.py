@@ -177,6 +177,16 @@ def test_logits_and_tokens_survive(tmp_path: Path, arch: str, tied: bool) -> Non
     assert loaded.generation_config.eos_token_id == [1]
 
 
+def test_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("banyan.convert.gguf_model._SHARD_BYTES", 10_000)
+    model, _ = write_gguf(tmp_path / "tiny.gguf")
+    target = convert(str(tmp_path / "tiny.gguf"), tmp_path / "out")
+    assert len(list(target.glob("model-*-of-*.safetensors"))) > 2
+    loaded = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
+    want = dict(model.named_parameters())
+    assert all(torch.equal(param, want[name]) for name, param in loaded.named_parameters())
+
+
 def test_unpermute_inverts_permute() -> None:
     rows = np.arange(HEADS * 8 * 3, dtype=np.float32).reshape(HEADS * 8, 3)
     assert not np.array_equal(permute(rows, HEADS), rows)

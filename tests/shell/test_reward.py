@@ -245,11 +245,20 @@ def test_async_function(hostile: Path) -> None:
         assert rewards.poll()[0][1].value == 0.75
 
 
-def test_printed_text_goes_to_the_log(hostile: Path, tmp_path: Path) -> None:
-    with RewardManager(tree(hostile), log_path=tmp_path / "reward.log") as rewards:
+def test_printed_text_goes_to_the_log(
+    hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "reward.log"
+    with RewardManager(tree(hostile), log_path=log) as rewards:
         rewards.submit("x", "any", "1", None, {})
         rewards.poll()
-    assert "noise on standard output" in (tmp_path / "reward.log").read_text()
+    assert "noise on standard output" in log.read_text()
+    monkeypatch.setattr("banyan.reward.manager._MAX_LOG_BYTES", 100)
+    with RewardManager(tree(hostile, workers=1), log_path=log) as rewards:
+        for i in range(40):
+            rewards.submit(i, "any", "1", None, {})
+        rewards.poll()
+        assert log.stat().st_size == 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ Managers (verl's names): `naive` takes the score as it is; `dapo` adds a penalty
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 from collections import Counter
 from collections.abc import Hashable, Mapping
@@ -21,6 +22,7 @@ from banyan.reward.pool import Pool
 from banyan.reward.result import ScoreResult
 
 _MANAGERS = ("naive", "dapo")
+_MAX_LOG_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,7 @@ class RewardManager:
 
     Args:
         tree: The resolved configuration; its nodes `reward` and `banyan.reward` are read.
-        log_path: File for what the reward function prints; None drops it.
+        log_path: File for what the reward function prints, started anew at 64 MiB; None drops it.
 
     Raises:
         UserError: [reward] for a manager that is unknown, a reward file that cannot be loaded.
@@ -138,6 +140,9 @@ class RewardManager:
             ]
             self._num_tokens.clear()
         self._statuses.update(result.status for _, result in results)
+        # A worker may write files up to a limit; printing into a longer log would fail.
+        if self._log and os.fstat(self._log.fileno()).st_size > _MAX_LOG_BYTES:
+            self._log.truncate(0)
         return results
 
     def statuses(self) -> dict[str, int]:

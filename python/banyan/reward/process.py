@@ -27,8 +27,9 @@ class WorkerProcess:
 
     def __init__(self, settings: dict[str, Any], log: IO[bytes] | int) -> None:
         path = os.pathsep.join(filter(None, [_PACKAGE_ROOT, os.environ.get("PYTHONPATH")]))
-        # One thread each: many small workers share the cores with the trainer.
-        env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        # One thread each: many small workers share the cores with the trainer. Unbuffered: what was
+        # printed before a kill is what explains it.
+        env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "banyan.reward.worker", json.dumps(settings)],
             stdin=subprocess.PIPE,
