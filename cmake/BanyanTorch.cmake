@@ -32,6 +32,16 @@ target_link_libraries(banyan_torch INTERFACE
   # libtorch.so pulls in the device libraries of a CUDA wheel; nothing in it is named at link time.
   -Wl,--no-as-needed ${BANYAN_TORCH_DIR}/lib/libtorch.so -Wl,--as-needed)
 
+# OpenMP: compile with it, but link the runtime that torch itself loads, so that a process has one thread pool.
+file(GLOB torch_openmp ${BANYAN_TORCH_DIR}/lib/libgomp*.so* ${BANYAN_TORCH_DIR}/../torch.libs/libgomp*.so*)
+target_compile_options(banyan_torch INTERFACE -fopenmp)
+if(torch_openmp)
+  list(GET torch_openmp 0 torch_openmp)
+  target_link_libraries(banyan_torch INTERFACE ${torch_openmp})
+else()
+  target_link_options(banyan_torch INTERFACE -fopenmp)
+endif()
+
 add_library(banyan_torch_python INTERFACE)
 add_library(banyan::torch_python ALIAS banyan_torch_python)
 target_link_libraries(banyan_torch_python INTERFACE ${BANYAN_TORCH_DIR}/lib/libtorch_python.so)
