@@ -72,7 +72,8 @@ def _score(
         samples: list[list[dict[str, Any]]] = [[] for _ in found]
         for (row, _), result in manager.poll():
             if not result.failed:
-                samples[row].append({**result.extra, "reward": result.value})
+                predicted = {"pred": result.text["pred"]} if "pred" in result.text else {}
+                samples[row].append({**result.extra, "reward": result.value, **predicted})
     finally:
         manager.close()
     return validation_metrics(

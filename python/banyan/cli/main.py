@@ -12,7 +12,7 @@ import sys
 import traceback
 
 from banyan import version
-from banyan.errors import UserError
+from banyan.errors import RunError, UserError
 
 VERBS = {
     "train": ("banyan.trainer.main_ppo", "train a model by reinforcement learning"),
@@ -73,7 +73,7 @@ def _run(verb: str, argv: list[str]) -> int:
         return _FAILED
     except SystemExit as error:  # argparse: 0 after --help, 2 after a wrong option
         return error.code if isinstance(error.code, int) else _FAILED
-    except OSError as error:
+    except (RunError, OSError) as error:
         print(f"banyan {verb}: {error}", file=sys.stderr)
         return _FAILED
     except Exception:

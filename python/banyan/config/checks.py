@@ -23,6 +23,7 @@ _K1 = "as a loss its expected gradient is zero (T7)"
 _RENAMED = {
     "custom_reward_function.path": "reward.custom_reward_function.path",
     "custom_reward_function.name": "reward.custom_reward_function.name",
+    "custom_reward_function.reward_kwargs": "reward.custom_reward_function.reward_kwargs",
 }
 
 

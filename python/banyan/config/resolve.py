@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from banyan.config import arguments, checks, schema, sharing, table, types
 from banyan.errors import UserError
@@ -87,7 +87,7 @@ def _compose(overrides: list[str], config_name: str, config_dir: Path | None) ->
         with context:
             config = compose(config_name=config_name, overrides=overrides)
         _refuse_resolvers(OmegaConf.to_container(config, resolve=False), "")
-        return OmegaConf.to_container(config, resolve=True)
+        return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     except (HydraException, OmegaConfBaseException) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError("configuration: " + " ".join(lines[:4])) from error

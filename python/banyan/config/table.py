@@ -74,7 +74,8 @@ def sections() -> frozenset[str]:
 def _same(value: Any, text: str) -> bool:
     if text in _NODES:
         return value is None or value == {}
-    return _number_or_self(value) == _number_or_self(_load(text))
+    ours, theirs = _number_or_self(value), _number_or_self(_load(text))
+    return ours == theirs and isinstance(ours, bool) == isinstance(theirs, bool)
 
 
 def _load(text: str) -> Any:

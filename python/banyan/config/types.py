@@ -136,6 +136,7 @@ def _convert(spec: Spec, value: Any) -> Any:
     items = value if isinstance(value, list) else [value]
     if spec.type != "files" and not isinstance(value, list):
         return None
+    result: list[Any]
     if spec.type == "floats":
         result = [_number(spec, item) for item in items]
         fits = spec.count is None or len(items) == spec.count

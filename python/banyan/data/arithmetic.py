@@ -12,12 +12,15 @@ import hashlib
 import random
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qsl
 
 from banyan.errors import UserError
 
 DATA_SOURCE = "banyan/arithmetic"
+PREFIX = "arithmetic:"
 LEVELS = (1, 2, 3)
 _HELD_OUT_SHARE = 8  # one of so many number pairs is held out
+_MOST_MISSES = 20_000  # draws in a row without a new problem: there are no more
 
 _NAMES = (
     "Ada Ben Chloe Dan Eva Finn Grace Hugo Iris Jonas Kira Leo Mia Noah Olga Paul Rosa Sam Tess Uma Vera Will Yara Zoe"
@@ -102,18 +105,43 @@ def generate(
     seen: set[str] = set()
     out: list[dict[str, Any]] = []
     misses = 0
-    while len(out) < rows:
-        numbers, problem = _draw(source, source.choice(levels))
-        if problem.question in seen or numbers in _EXAMPLE_NUMBERS or _split_of(numbers) != split:
-            misses += 1
-            if misses > 200 * rows + 10_000:
-                raise UserError(
-                    f"arithmetic: wanted at most {len(out)} rows at levels {levels}, got {rows}"
-                )
+    while len(out) < rows and misses < _MOST_MISSES:
+        misses += 1
+        level = source.choice(levels)
+        operators, templates, numbers = _draw_numbers(source, level)
+        key = (operators, *numbers)
+        if key in _EXAMPLE_NUMBERS or _split_of(key) != split:
             continue
-        seen.add(problem.question)
-        out.append(_row(problem, len(out), split))
+        question = _phrase(source, templates, numbers)
+        if question in seen:
+            continue
+        misses = 0
+        seen.add(question)
+        equation, answer = _solve(operators, numbers)
+        out.append(
+            _row(Problem(question, f"{equation} = {answer}", answer, level), len(out), split)
+        )
+    if len(out) < rows:
+        raise UserError(
+            f"arithmetic: wanted at most {len(out)} rows of levels {levels}, got {rows}"
+        )
     return out
+
+
+def from_name(name: str) -> list[dict[str, Any]]:
+    """Rows of `arithmetic:SPLIT?rows=N&seed=S&levels=1,2`, the name that data.train_files takes."""
+    split, _, query = name.removeprefix(PREFIX).partition("?")
+    options = dict(parse_qsl(query))
+    try:
+        if split not in ("train", "test") or not options.keys() <= {"rows", "seed", "levels"}:
+            raise ValueError(name)
+        levels = tuple(int(level) for level in options.get("levels", "1,2").split(","))
+        rows, seed = int(options.get("rows", 1000)), int(options.get("seed", 0))
+    except ValueError as error:
+        raise UserError(
+            f"{name}: wanted {PREFIX}train or {PREFIX}test, then ?rows=N&seed=S&levels=1,2"
+        ) from error
+    return generate(rows, seed, split, levels)
 
 
 def _split_of(numbers: tuple[Any, ...]) -> str:
@@ -121,32 +149,32 @@ def _split_of(numbers: tuple[Any, ...]) -> str:
     return "test" if digest[0] % _HELD_OUT_SHARE == 0 else "train"
 
 
-def _draw(source: random.Random, level: int) -> tuple[tuple[Any, ...], Problem]:
-    """One problem and the numbers that decide its split."""
+def _solve(operators: str, numbers: tuple[int, ...]) -> tuple[str, int]:
+    """The equation's left side and its value."""
+    equation, answer = f"{numbers[0]}", numbers[0]
+    for operator, number in zip(operators, numbers[1:], strict=True):
+        equation += f" {operator} {number}"
+        answer = {"+": answer + number, "-": answer - number, "*": answer * number}[operator]
+    return equation, answer
+
+
+def _draw_numbers(
+    source: random.Random, level: int
+) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
+    """Operators, phrasings and numbers; the equation is evaluated from left to right."""
+    first = source.random() < 0.5
+    if level == 1 and first:
+        a = source.randint(1, 18)
+        return "+", _ADD, (a, source.randint(1, 20 - a))
     if level == 1:
-        if source.random() < 0.5:
-            a = source.randint(1, 18)
-            numbers, templates = ("+", a, source.randint(1, 20 - a)), _ADD
-        else:
-            a = source.randint(3, 20)
-            numbers, templates = ("-", a, source.randint(1, a - 1)), _SUBTRACT
-        answer = numbers[1] + numbers[2] if numbers[0] == "+" else numbers[1] - numbers[2]
-    elif level == 2:
-        numbers, templates = ("*", source.randint(2, 12), source.randint(2, 10)), _MULTIPLY
-        answer = numbers[1] * numbers[2]
-    elif source.random() < 0.5:
+        a = source.randint(3, 20)
+        return "-", _SUBTRACT, (a, source.randint(1, a - 1))
+    if level == 2:
+        return "*", _MULTIPLY, (source.randint(2, 12), source.randint(2, 10))
+    if first:
         a, b = source.randint(2, 20), source.randint(2, 20)
-        numbers, templates = ("+-", a, b, source.randint(1, a + b - 1)), _ADD_SUBTRACT
-        answer = a + b - numbers[3]
-    else:
-        numbers = ("*+", source.randint(2, 9), source.randint(2, 9), source.randint(2, 20))
-        templates, answer = _MULTIPLY_ADD, numbers[1] * numbers[2] + numbers[3]
-    equation = f"{numbers[1]} {numbers[0][0]} {numbers[2]}"
-    if level == 3:
-        equation += f" {numbers[0][1]} {numbers[3]}"
-    return numbers, Problem(
-        _phrase(source, templates, numbers[1:]), f"{equation} = {answer}", answer, level
-    )
+        return "+-", _ADD_SUBTRACT, (a, b, source.randint(1, a + b - 1))
+    return "*+", _MULTIPLY_ADD, (source.randint(2, 9), source.randint(2, 9), source.randint(2, 20))
 
 
 def _phrase(source: random.Random, templates: tuple[str, ...], numbers: tuple[int, ...]) -> str:

@@ -7,7 +7,6 @@ Prompts over the limit are filtered if data.filter_overlong_prompts is set, else
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from banyan.data.chat import Chat
@@ -87,7 +86,7 @@ def load(paths: list[str], chat: Chat, options: Options) -> Dataset:
 def _first(paths: list[str], limit: int):
     count = 0
     for path in paths:
-        for item in read_rows(Path(path)):
+        for item in read_rows(path):
             if 0 <= limit <= count:
                 return
             count += 1

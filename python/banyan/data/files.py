@@ -1,6 +1,7 @@
 """Files of rows: parquet, json and jsonl, read with the place of every row and written back.
 
-A place is `file:line` in jsonl and `file row N` (from 1) elsewhere; error messages name it.
+A place is `file:line` in jsonl and `file row N` (from 1) elsewhere; error messages name it. A name that begins with
+`arithmetic:` stands for generated rows (arithmetic.py).
 """
 
 from __future__ import annotations
@@ -10,17 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from banyan.data import arithmetic
 from banyan.errors import UserError
 
 _FORMATS = (".parquet", ".json", ".jsonl")
 Row = dict[str, Any]
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, Row | str]]:
+def read_rows(name: str | Path) -> Iterator[tuple[str, Row | str]]:
     """Yields (place, row) in order; where a row is not an object, a text that says so stands in its place.
 
     Raises UserError if the file is missing, of another format, or not readable as a whole.
     """
+    if str(name).startswith(arithmetic.PREFIX):
+        for number, row in enumerate(arithmetic.from_name(str(name)), start=1):
+            yield f"{name} row {number}", row
+        return
+    path = Path(name)
     if path.suffix not in _FORMATS:
         raise UserError(f"{path}: wanted a file ending in {', '.join(_FORMATS)}")
     if not path.is_file():

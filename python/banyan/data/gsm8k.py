@@ -16,7 +16,7 @@ _ANSWER = re.compile(r"#### (\-?[0-9\.\,]+)")
 
 def convert(path: Path, split: str) -> list[dict[str, Any]]:
     """Rows of verl's columns. Raises UserError naming file and line of a row that is not GSM8K's."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, line in enumerate(_read(path).splitlines(), start=1):
         if line.strip():
             rows.append(_row(_parse(line, path, number), split, len(rows)))

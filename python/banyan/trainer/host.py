@@ -7,15 +7,16 @@ method is called from the training thread, in the order in which a step needs it
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from banyan.config.resolve import Resolved
-from banyan.data.chat import Chat
-from banyan.data.dataset import Dataset, Prompt
+from banyan.data.dataset import Prompt
 from banyan.data.loader import Loader
 from banyan.log.loggers import RunLog
+from banyan.trainer.inputs import Inputs
 from banyan.trainer.metrics import validation_metrics
 
 Trajectory = dict[str, Any]  # fields of core/sample.h
@@ -27,7 +28,13 @@ class RewardManager(Protocol):
     """What the host needs of banyan.reward.manager.RewardManager."""
 
     def submit(
-        self, key: Any, data_source: str, solution_str: str, ground_truth: Any, extra_info: Any
+        self,
+        key: Any,
+        data_source: str,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Any,
+        num_tokens: int | None = None,
     ) -> None: ...
 
     def poll(self) -> list[tuple[Any, Any]]: ...
@@ -39,24 +46,29 @@ class Host:
     def __init__(
         self,
         config: Resolved,
-        train: Dataset,
-        validation: Dataset | None,
-        chat: Chat,
+        inputs: Inputs,
         rewards: RewardManager,
         log: RunLog,
         should_stop: Callable[[], bool],
     ) -> None:
         self._config = config
-        self._data = {False: train.prompts, True: validation.prompts if validation else []}
-        self._chat = chat
+        validation = inputs.validation.prompts if inputs.validation else []
+        self._data = {False: inputs.train.prompts, True: validation}
+        self._chat = inputs.chat
         self._rewards = rewards
         self._log = log
         self._should_stop = should_stop
-        self._loader = Loader(len(train), config["data.shuffle"], config["data.seed"] or 0)
+        self._loader = Loader(len(inputs.train), config["data.shuffle"], config["data.seed"] or 0)
         self._rows_given = 0
-        self._texts: dict[tuple[int, int], str] = {}  # (row, index) -> response of the pass at hand
+        # Of the pass at hand, by (row, index): the response, and the scorer's text entries ("pred").
+        self._texts: dict[tuple[int, int], str] = {}
+        self._labels: dict[tuple[int, int], dict[str, str]] = {}
+        self.has_started = (
+            False  # the core asked for its first prompts: models and checkpoint are loaded
+        )
 
     def next_prompts(self, num_rows: int) -> list[dict[str, Any]]:
+        self.has_started = True
         self._rows_given += num_rows
         return [
             {"row": row, "tokens": self._data[False][row].tokens}
@@ -64,6 +76,7 @@ class Host:
         ]
 
     def validation_prompts(self) -> list[dict[str, Any]]:
+        self.has_started = True
         return [
             {"row": row, "tokens": prompt.tokens} for row, prompt in enumerate(self._data[True])
         ]
@@ -74,14 +87,16 @@ class Host:
         text = self._chat.decode(trajectory["response"])
         self._texts[key] = text
         extra = {**prompt.extra_info, "num_turns": 2, "rollout_reward_scores": {}}
-        self._rewards.submit(key, prompt.data_source, text, prompt.ground_truth, extra)
+        length = len(trajectory["response"])
+        self._rewards.submit(key, prompt.data_source, text, prompt.ground_truth, extra, length)
 
     def poll(self) -> list[Score]:
         scores = []
+        reasons: Counter[str] = Counter()
         for (row, index), result in self._rewards.poll():
             if result.failed:
-                self.say(f"reward: sample {index} of row {row} left out: {result.reason}")
-            extra = {name: value for name, value in result.extra.items() if _is_number(value)}
+                reasons[result.reason] += 1
+            self._labels[row, index] = result.text
             scores.append(
                 {
                     "row": row,
@@ -89,9 +104,11 @@ class Host:
                     "failed": result.failed,
                     "reason": result.reason,
                     "value": result.value,
-                    "extra": extra,
+                    "extra": result.extra,
                 }
             )
+        for reason, count in reasons.items():
+            self.say(f"reward: {count} sample{'s' if count > 1 else ''} left out: {reason}")
         return scores
 
     def on_samples(
@@ -100,6 +117,8 @@ class Host:
         by_key = {(score["row"], score["index"]): score for score in scores}
         records = [self._record(step, validation, item, by_key) for item in trajectories]
         self._texts.clear()
+        if not validation:
+            self._labels.clear()
         for record in _spread(records, _KEPT_SAMPLES):
             self._log.log_sample(step, {"validation": validation, **record})
         folder = self._config[
@@ -125,7 +144,10 @@ class Host:
             if score is None or score["failed"]:
                 failed += 1
             else:
-                samples.append({**score["extra"], "reward": score["value"]})
+                label = self._labels.get((item["row"], item["index"]), {})
+                predicted = {"pred": label["pred"]} if "pred" in label else {}
+                samples.append({**score["extra"], "reward": score["value"], **predicted})
+        self._labels.clear()
         pairs = [
             (self._data[True][row].data_source, samples) for row, samples in sorted(groups.items())
         ]
@@ -171,11 +193,8 @@ class Host:
             "step": step,
             "uid": f"{item['row']}-{item['index']}",
             **score["extra"],
+            **self._labels.get(key, {}),
         }
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _spread(records: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:

@@ -22,6 +22,11 @@ class Inputs:
     validation: dataset.Dataset | None
     notes: list[str]
 
+    def data_sources(self) -> set[str]:
+        """What the reward manager must have a scorer for."""
+        rows = self.train.prompts + (self.validation.prompts if self.validation else [])
+        return {prompt.data_source for prompt in rows}
+
 
 def load(config: Resolved) -> Inputs:
     """Reads data and tokenizer, checks that the other files are there. Raises UserError."""

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from typing import Any
 
 _EXIT_INTERRUPTED = 130
 
@@ -19,7 +20,7 @@ class Interrupt:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._asked = threading.Event()
-        self._old: dict[int, object] = {}
+        self._old: dict[int, Any] = {}
 
     @property
     def asked(self) -> bool:

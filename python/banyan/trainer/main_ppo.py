@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from banyan import extension
 from banyan.config.resolve import Resolved, resolve
-from banyan.errors import UserError
+from banyan.errors import RunError, UserError
 from banyan.trainer import inputs as run_inputs
 
 
@@ -64,55 +66,55 @@ def run(args: argparse.Namespace) -> int:
 def train(config: Resolved, inputs: run_inputs.Inputs, core: Any = None) -> int:
     """Runs the loop of the core (`banyan._C`, or a stand-in for tests) and writes the report."""
     from banyan.log.loggers import RunLog
-    from banyan.report.report import write_report
     from banyan.report.summary import summarise
     from banyan.reward.manager import RewardManager
     from banyan.trainer.host import Host
     from banyan.trainer.interrupt import Interrupt
 
-    if core is None:
-        from banyan import extension
-
-        core = extension.load()
     directory = Path(config["trainer.default_local_dir"])
-    log = RunLog(
-        directory, config["trainer.logger"], run_inputs.total_steps(config, len(inputs.train))
-    )
-    rewards = RewardManager(config.tree)
-    try:
-        with Interrupt(log.say) as interrupt:
-            host = Host(
-                config,
-                inputs.train,
-                inputs.validation,
-                inputs.chat,
-                rewards,
-                log,
-                lambda: interrupt.asked,
-            )
-            for line in [*config.notes, *inputs.notes]:
-                log.say(line)
-            outcome = core.train(run_inputs.core_config(config, inputs), host)
-    except BaseException:
-        log.console.close()
-        _write_report(write_report, directory, config, log.say, {})
-        raise
-    finally:
-        rewards.close()
-        log.console.close()
-    report = _write_report(write_report, directory, config, log.say, outcome)
+    total_steps = run_inputs.total_steps(config, len(inputs.train))
+    log = RunLog(directory, config["trainer.logger"], total_steps)
+    directory.mkdir(parents=True, exist_ok=True)
+    outcome: dict[str, Any] = {}
+    report = None
+    with (
+        RewardManager(config.tree, directory / "reward.log") as rewards,
+        Interrupt(log.say) as interrupt,
+    ):
+        rewards.check_data_sources(inputs.data_sources())
+        for line in [*config.notes, *inputs.notes]:
+            log.say(line)
+        core = core or extension.load()
+        host = Host(config, inputs, rewards, log, lambda: interrupt.asked)
+        try:
+            outcome = _run_core(core, run_inputs.core_config(config, inputs), host)
+        finally:
+            log.console.close()
+            report = _write_report(directory, config, log.say, outcome)
     for line in summarise(directory, outcome, report):
         log.say(line)
     log.close()
     return 0
 
 
+def _run_core(core: Any, config_json: str, host: Any) -> dict[str, Any]:
+    """The core's summary. What it refuses before the first step is the user's mistake, later it is a failure."""
+    try:
+        return core.train(config_json, host)
+    except (ValueError, IndexError, TypeError, OSError) as error:
+        if host.has_started:
+            raise RunError(str(error).splitlines()[0]) from error
+        raise UserError(str(error).splitlines()[0]) from error
+
+
 def _write_report(
-    write: Any, directory: Path, config: Resolved, say: Any, outcome: dict[str, Any]
+    directory: Path, config: Resolved, say: Callable[[str], None], outcome: dict[str, Any]
 ) -> Path | None:
     """The report's path; a report that cannot be written is said and never hides the run's own end."""
+    from banyan.report.report import write_report
+
     try:
-        return write(directory, config.tree, outcome)
+        return write_report(directory, config.tree, outcome)
     except OSError as error:
         say(f"report.html could not be written: {error}")
         return None

@@ -1,0 +1,260 @@
+"""Arguments to a resolved tree: what is taken as verl takes it, and the one line that every mistake gets."""
+
+from __future__ import annotations
+
+import pytest
+from banyan.config import types
+from banyan.config.resolve import defaults, resolve
+from banyan.errors import UserError
+
+BASE = [
+    "actor_rollout_ref.model.path=model",
+    "data.train_files=train.parquet",
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.rollout.n=5",
+]
+
+
+def error_of(*argv: str, **kwargs) -> str:
+    with pytest.raises(UserError) as caught:
+        resolve([*BASE, *argv], environ=kwargs.pop("environ", {}), **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def tree_of(*argv: str, **kwargs):
+    return resolve([*BASE, *argv], environ=kwargs.pop("environ", {}), **kwargs)
+
+
+def test_a_published_command_of_verl_runs_unchanged():
+    config = tree_of(
+        "data.val_files=test.parquet",
+        "data.train_batch_size=1024",
+        "data.max_response_length=1024",
+        "data.filter_overlong_prompts=True",
+        "data.truncation='error'",
+        "actor_rollout_ref.actor.optim.lr=1e-6",
+        "actor_rollout_ref.model.use_remove_padding=True",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=40",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
+        "actor_rollout_ref.actor.entropy_coeff=0",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+        "actor_rollout_ref.actor.fsdp_config.param_offload=False",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=40",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+        "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=40",
+        "actor_rollout_ref.ref.fsdp_config.param_offload=True",
+        "algorithm.use_kl_in_reward=False",
+        "trainer.critic_warmup=0",
+        'trainer.logger=["console","wandb"]',
+        "trainer.project_name=verl_grpo_example_gsm8k",
+        "trainer.n_gpus_per_node=8",
+        "trainer.nnodes=1",
+        "trainer.save_freq=20",
+        "trainer.test_freq=5",
+        "trainer.total_epochs=15",
+    )
+    assert config["actor_rollout_ref.actor.optim.lr"] == 1e-6
+    assert config["actor_rollout_ref.rollout.response_length"] == 1024
+    assert "fsdp_config" not in config.tree["actor_rollout_ref"]["actor"]
+    said = "\n".join(config.notes)
+    assert "actor_rollout_ref.rollout.name=vllm" in said
+    assert said.count("moves idle tensors") == 1  # one line for actor and reference together
+
+
+@pytest.mark.parametrize("prefix", ["", "+", "++"])
+def test_all_prefixes_set_a_known_key(prefix):
+    assert tree_of(f"{prefix}data.seed=7")["data.seed"] == 7
+    assert tree_of(f"{prefix}actor_rollout_ref.actor.use_torch_compile=False").notes
+
+
+def test_a_removed_key_becomes_null_where_it_may():
+    assert tree_of("data.seed=3", "~data.seed")["data.seed"] is None
+    assert error_of("~data.train_batch_size").startswith(
+        "data.train_batch_size: wanted a whole number >= 1, got null"
+    )
+    assert tree_of("~actor_rollout_ref.actor.use_torch_compile").notes == []
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        (
+            "actor_rollout_ref.rollout.temprature=1",
+            "nearest known key is actor_rollout_ref.rollout.temperature",
+        ),
+        ("+actor_rollout_ref.actor.optim.learning_rat=1", "unknown key"),
+        ("trainer.total_epoch=3", "nearest known key is trainer.total_epochs"),
+        ("algorithm.norm_adv_by_std_in_grop=true", "algorithm.norm_adv_by_std_in_grpo"),
+        ("data.train_file=x", "data.train_files"),
+        ("actor_rollout_ref.actor.optim.lr=fast", "optim.lr: wanted a number >= 0, got fast"),
+        ("actor_rollout_ref.actor.optim.lr=-1", "wanted a number >= 0, got -1"),
+        (
+            "actor_rollout_ref.actor.optim.betas=[0.9]",
+            "wanted a list of 2 numbers in [0, 1), got [0.9]",
+        ),
+        ("data.train_batch_size=1.5", "data.train_batch_size: wanted a whole number >= 1, got 1.5"),
+        ("data.shuffle=maybe", "data.shuffle: wanted true or false, got maybe"),
+        ("trainer.save_freq=0", "wanted a whole number >= -1 other than 0, got 0"),
+        ("actor_rollout_ref.actor.loss_agg_mode=mean", "wanted one of token-mean, token-sum"),
+        ("algorithm.adv_estimator=gae", "needs a critic"),
+        ("actor_rollout_ref.actor.kl_loss_type=k1", "expected gradient is zero (T7)"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "wanted one of vanilla, got gspo"),
+        ("actor_rollout_ref.actor=3", "it is a section"),
+        (
+            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+            "wanted 1, got 2: banyan runs as one process",
+        ),
+        ("critic.optim.lr=2e-5", "a critic comes with the gae estimator"),
+        (
+            "algorithm.use_kl_in_reward=true",
+            "wanted false, got true: KL in the reward is not built yet",
+        ),
+        ("actor_rollout_ref.model.lora_rank=8", "wanted 0, got 8"),
+        ("data.train_files=${oc.env:HOME}", "resolvers are not evaluated"),
+        ("data.seed=1,2", "wanted one value, got the sweep"),
+        ("data.prompt_key=[", "cannot read '['"),
+        ("nonsense", "wanted key=value"),
+        ("+recipe=no_such_recipe", "Could not find 'recipe/no_such_recipe'"),
+        ("data.train_files=[]", "wanted a file or a list of files"),
+        ("actor_rollout_ref.rollout.n=1", "the advantage of a group of one is always 0 (T20)"),
+        ("actor_rollout_ref.rollout.do_sample=false", "a greedy group is n equal samples"),
+        ("actor_rollout_ref.rollout.val_kwargs.n=4", "all samples would be equal (T5)"),
+        (
+            "actor_rollout_ref.rollout.max_model_len=100",
+            "wanted >= prompt and response together (1024), got 100",
+        ),
+        (
+            "actor_rollout_ref.rollout.prompt_length=100",
+            "wanted data.max_prompt_length (512), got 100",
+        ),
+        (
+            "trainer.resume_mode=resume_path",
+            "trainer.resume_from_path: wanted a folder global_step_N",
+        ),
+        (
+            "data.train_batch_size=100",
+            "ppo_mini_batch_size: wanted a divisor of data.train_batch_size (100), got 256",
+        ),
+    ],
+)
+def test_a_mistake_gets_one_line(argument, text):
+    assert text in error_of(argument)
+
+
+def test_a_key_without_default_is_asked_for():
+    with pytest.raises(
+        UserError, match=r"data.train_files: wanted a file or a list of files, got nothing"
+    ):
+        resolve([], environ={})
+
+
+def test_a_refused_key_may_carry_verls_default():
+    config = tree_of(
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1", "critic.optim.lr=1e-5"
+    )
+    assert config.notes == []
+
+
+def test_free_form_nodes_take_anything_below_them():
+    config = tree_of(
+        "+data.apply_chat_template_kwargs.enable_thinking=False",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.any_option=1",
+    )
+    assert config["data.apply_chat_template_kwargs"] == {"enable_thinking": False}
+    assert len(config.notes) == 1
+
+
+def test_targets_are_carried_as_data():
+    notes = tree_of("actor_rollout_ref.actor._target_=os.system").notes
+    assert len(notes) == 1
+    assert "never instantiates" in notes[0]
+
+
+def test_recipes_set_keys_and_arguments_win():
+    config = resolve(
+        [
+            "actor_rollout_ref.model.path=model",
+            "data.train_batch_size=16",
+            "+recipe=smollm2_arithmetic",
+        ],
+        environ={},
+    )
+    assert config["data.train_batch_size"] == 16
+    assert config["actor_rollout_ref.rollout.n"] == 8
+
+
+def test_the_older_switches_of_prefix_sharing():
+    key = "actor_rollout_ref.sharing.mode"
+    place = "actor_rollout_ref.actor.megatron.override_transformer_config.prefix_sharing_config"
+    assert tree_of()[key] == "auto"
+    assert tree_of(environ={"ENABLE_PREFIX_SHARING": " No "})[key] == "off"
+    assert tree_of(environ={"ENABLE_PREFIX_SHARING": "1"})[key] == "auto"
+    assert tree_of(f"+{place}.enable_prefix_sharing=false")[key] == "off"
+    explicit = tree_of(
+        f"+{place}.enable_prefix_sharing=true", environ={"ENABLE_PREFIX_SHARING": "0"}
+    )
+    assert explicit[key] == "on"
+    moved = tree_of("+actor_rollout_ref.actor.prefix_sharing_config.min_prefix_len=8")
+    assert moved["actor_rollout_ref.sharing.min_prefix_len"] == 8
+    assert "must be one of: 1/0" in error_of(environ={"ENABLE_PREFIX_SHARING": "maybe"})
+    assert "unknown key" in error_of("+actor_rollout_ref.actor.prefix_sharing_config.enabled=true")
+
+
+def test_older_homes_of_keys_are_moved():
+    config = tree_of("custom_reward_function.path=r.py", "custom_reward_function.name=f")
+    assert config["reward.custom_reward_function.path"] == "r.py"
+    assert config["reward.custom_reward_function.name"] == "f"
+
+
+def test_own_yaml_files_build_on_the_shipped_ones(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "defaults:\n  - ppo_trainer\n  - _self_\ndata:\n  train_files: a.jsonl\nactor_rollout_ref:\n"
+        "  model: {path: model}\n  rollout: {n: 4}\nalgorithm: {adv_estimator: grpo}\n"
+    )
+    config = resolve(["data.seed=1"], "mine", tmp_path, environ={})
+    assert config["data.train_files"] == ["a.jsonl"]
+    assert config["actor_rollout_ref.rollout.n"] == 4
+    (tmp_path / "typo.yaml").write_text(
+        "defaults:\n  - ppo_trainer\n  - _self_\ndata:\n  sead: 1\n"
+    )
+    with pytest.raises(
+        UserError, match=r"data\.sead: unknown key; the nearest known key is data\.seed"
+    ):
+        resolve(BASE, "typo", tmp_path, environ={})
+    (tmp_path / "text.yaml").write_text(
+        "defaults:\n  - ppo_trainer\n  - _self_\ndata:\n  prompt_key: ${oc.env:HOME}\n"
+    )
+    with pytest.raises(UserError, match=r"data\.prompt_key: .*resolvers are not evaluated"):
+        resolve(BASE, "text", tmp_path, environ={})
+
+
+def test_verls_second_entry_point():
+    assert resolve(BASE, "ppo_megatron_trainer", environ={}).tree == tree_of().tree
+
+
+def test_defaults_hold_every_key_and_null_where_one_must_be_given():
+    tree = defaults()
+    assert tree["data"]["train_files"] is None
+    assert tree["actor_rollout_ref"]["rollout"]["response_length"] == 512
+
+
+def test_types_convert_and_refuse():
+    assert types.check(types.parse("float >= 0"), 1) == 1.0
+    assert types.check(types.parse("int|null >= 1"), None) is None
+    assert types.check(types.parse("files"), "~x") == ["~x"]
+    assert types.check(types.parse("str"), 12) == "12"
+    for spec, value in [
+        ("int", True),
+        ("float in (0, 1)", 1.0),
+        ("strs", "a"),
+        ("map", []),
+        ("bool", 1),
+    ]:
+        with pytest.raises(ValueError):  # noqa: PT011  the text is what is wanted
+            types.check(types.parse(spec), value)
+    with pytest.raises(ValueError, match="unknown type"):
+        types.parse("number")

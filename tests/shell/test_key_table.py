@@ -1,0 +1,139 @@
+"""YAML, key table, core structs and verl's list of keys, compared in all directions."""
+
+from __future__ import annotations
+
+import csv
+import re
+
+import pytest
+from banyan.config import schema, table
+from banyan.config.arguments import is_known
+from shell_files import ROOT
+
+VERL_KEYS = ROOT.parent / "shared" / "specs" / "verl_keys.tsv"
+# verl reads these although its YAML files do not hold them.
+READ_BY_VERL = {
+    "actor_rollout_ref.ref.model.path",
+    "reward.reward_kwargs",
+    "reward.custom_reward_function.reward_kwargs",
+    "custom_reward_function.reward_kwargs",
+}
+# Fields of config.h whose key is not <node of the struct>.<field name>.
+FIELD_KEYS = {
+    "loss_mode": "actor_rollout_ref.actor.policy_loss.loss_mode",
+    "ref_model_path": "actor_rollout_ref.ref.model.path",
+    "train_batch_size": "data.train_batch_size",
+    "max_prompt_length": "data.max_prompt_length",
+    "kernels": "banyan.kernels",
+    "force_old_log_prob": "banyan.force_old_log_prob",
+    "max_nonfinite_steps": "banyan.max_nonfinite_steps",
+    "max_failed_frac": "banyan.reward.max_failed_frac",
+}
+FILLED_BY_THE_SHELL = {"num_train_rows", "stop_ids"}
+
+
+def core_keys() -> set[str]:
+    """Keys of config.h: struct comments name the node, fields are the leaves."""
+    text = (ROOT / "src/banyan/core/config.h").read_text()
+    keys: set[str] = set()
+    for name, comment, body in re.findall(
+        r"struct (\w+) \{(?:\s+// ([^\n]*))?\n(.*?)\n\};", text, re.DOTALL
+    ):
+        fields = re.findall(r"^  [\w:<>]+\s+(\w+);", body, re.MULTILINE)
+        fields = [field for field in fields if field not in FILLED_BY_THE_SHELL]
+        node = (comment or "").split(" ")[0]
+        if name == "SamplingConfig":
+            nodes = ["actor_rollout_ref.rollout", "actor_rollout_ref.rollout.val_kwargs"]
+            keys |= {f"{node}.{field}" for node in nodes for field in fields}
+        elif name == "Config":
+            keys |= {FIELD_KEYS[field] for field in fields if field in FIELD_KEYS}
+        else:
+            inner = {"train", "validation", "optim"}  # structs of their own
+            keys |= {
+                FIELD_KEYS.get(field, f"{node}.{field}") for field in fields if field not in inner
+            }
+    return keys
+
+
+def test_every_core_field_has_a_key_and_every_core_key_a_field():
+    declared = {name for name, key in schema.honoured().items() if key.reader == "core"}
+    assert core_keys() == declared
+
+
+def test_every_shell_key_has_a_reader():
+    sources = [path.read_text() for path in (ROOT / "python/banyan").rglob("*.py")]
+    text = "\n".join(sources)
+    for name, key in schema.honoured().items():
+        if key.reader == "shell":
+            leaf = name.rsplit(".", 1)[-1]
+            assert re.search(rf"\b{leaf}\b", text) or "_max_samples" in leaf, (
+                f"{name} has no reader"
+            )
+
+
+def test_a_key_is_honoured_or_in_the_table_never_both():
+    assert not set(schema.honoured()) & set(table.entries())
+
+
+def test_every_key_of_the_table_has_state_and_reason():
+    for entry in table.entries().values():
+        assert entry.state in ("equivalent", "refused")
+        assert entry.reason
+        assert entry.meaning
+
+
+def test_keys_that_verl_lacks_live_in_their_own_places():
+    if VERL_KEYS.is_file():
+        verl = {row["key"] for row in read_verl_keys()}
+        own = set(schema.honoured()) - verl - READ_BY_VERL
+        assert all(name.startswith(("banyan.", "actor_rollout_ref.sharing.")) for name in own)
+    assert schema.honoured()["banyan.kernels"].spec.choices == ("native", "aten")
+
+
+@pytest.mark.skipif(
+    not VERL_KEYS.is_file(), reason="verl_keys.tsv is not at hand (../shared/specs)"
+)
+def test_every_key_of_verl_is_known():
+    rows = read_verl_keys()
+    assert len(rows) > 1500
+    assert [row["key"] for row in rows if not is_known(row["key"])] == []
+    known = set(schema.honoured()) | set(table.entries())
+    assert [row["key"] for row in rows if row["key"] not in known] == []
+
+
+@pytest.mark.skipif(
+    not VERL_KEYS.is_file(), reason="verl_keys.tsv is not at hand (../shared/specs)"
+)
+def test_verls_own_defaults_are_never_refused():
+    from banyan.config.table import _load
+
+    for row in read_verl_keys():
+        entry = table.entries().get(row["key"])
+        plain = (
+            "${" not in row["default"] and "<" not in row["default"] and ": " not in row["default"]
+        )
+        if entry and entry.state == "refused" and plain:
+            assert entry.is_default(_load(row["default"])), row
+
+
+def test_defaults_compare_as_values():
+    entry = table.Entry("k", "refused", "1e-05 | [a, b] | null", "", "")
+    assert entry.is_default(1e-5)
+    assert entry.is_default(["a", "b"])
+    assert entry.is_default(None)
+    assert not entry.is_default(2e-5)
+    assert not table.Entry("k", "refused", "false", "", "").is_default(True)
+    assert not table.Entry("k", "refused", "1", "", "").is_default(True)
+
+
+def test_a_free_form_node_governs_what_is_below_it():
+    assert (
+        table.find("actor_rollout_ref.rollout.engine_kwargs.vllm.anything.deep").state
+        == "equivalent"
+    )
+    assert table.find("actor_rollout_ref.rollout.nowhere.deep") is None
+
+
+def read_verl_keys() -> list[dict[str, str]]:
+    with VERL_KEYS.open(encoding="utf-8") as stream:
+        return list(csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE))
