@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints, writes. Raises UserError for a missing model or peer."""
+    """Measures, prints, writes. Raises UserError for a missing model, core or peer."""
+    from banyan import extension
     from banyan.data.chat import Chat
 
     preset = find_preset(args.preset)
@@ -56,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--repeats: wanted at least 1, got {args.repeats}")
     if names:
         peers.check(names)
+    extension.load()  # says here, not in a child, that it is not built
     prompts, source = prompts_of(preset, Chat(model))
     if source == "generated":
         print("GSM8K is not on this machine (BANYAN_TEST_DATA): prompts are generated", flush=True)
