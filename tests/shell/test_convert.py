@@ -69,7 +69,7 @@ def small_model(arch: str, vocab_size: int, tied: bool) -> torch.nn.Module:
         head_dim=HIDDEN // HEADS,
         rope_theta=5000.0,
         rms_norm_eps=1e-5,
-        max_position_embeddings=128,
+        max_position_embeddings=512,
         tie_word_embeddings=tied,
     )
     model = model_class(config)
@@ -119,7 +119,7 @@ def write_gguf(path: Path, arch: str = "llama", tied: bool = True, **changes: ob
     writer = gguf.GGUFWriter(str(path), str(changes.get("as_arch", arch)))
     if "as_arch" not in changes:
         writer.add_block_count(LAYERS)
-        writer.add_context_length(128)
+        writer.add_context_length(512)
         writer.add_embedding_length(HIDDEN)
         writer.add_feed_forward_length(48)
         writer.add_head_count(HEADS)
