@@ -1,11 +1,13 @@
-// Attention over a pool of key/value pages, for the rollout. A page holds kPathTile consecutive path positions
-// of one sequence (or of the trunk that several share), in the same tile layout that trie attention packs,
-// so a row attended here has the bits it has in training, whatever rides in the same batch.
+// Attention over a pool of key/value pages, for the rollout. A page holds kPathTile consecutive
+// path positions of one sequence (or of the trunk that several share), in the same tile layout that
+// trie attention packs, so a row attended here has the bits it has in training, whatever rides in
+// the same batch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "banyan/core/attention_context.h"
@@ -33,7 +35,8 @@ class KvPool {
   // Copies a whole page in every layer (copy-on-write of a shared tail).
   void copy_page(int32_t from, int32_t to);
 
-  // Storage of one layer: native [pages, K, 2, tile bytes...] bf16 tiles, aten [pages, kPathTile, K, 2, D].
+  // Storage of one layer: native [pages, K, 2, tile bytes...] bf16 tiles, aten [pages, kPathTile,
+  // K, 2, D].
   at::Tensor& layer(int64_t index) { return layers_.at(index); }
   const ComputeOptions& options() const { return options_; }
   int64_t num_kv_heads() const { return num_kv_heads_; }
@@ -47,16 +50,19 @@ class KvPool {
   std::vector<at::Tensor> layers_;
 };
 
-// The tokens of one forward pass of the rollout: consecutive runs, one per sequence (a prefill chunk, or one
-// token of a decode). Runs of siblings stand next to each other, so a page that they share is read once.
+// The tokens of one forward pass of the rollout: consecutive runs, one per sequence (a prefill
+// chunk, or one token of a decode). Runs of siblings stand next to each other, so a page that they
+// share is read once.
 struct PagedRun {
-  int32_t num_tokens = 0;        // tokens of this run in the batch
-  int32_t first_position = 0;    // path position of its first token
-  std::vector<int32_t> pages;    // pages of path positions 0..first_position + num_tokens - 1
+  int32_t num_tokens = 0;      // tokens of this run in the batch
+  int32_t first_position = 0;  // path position of its first token
+  std::vector<int32_t> pages;  // pages of path positions 0..first_position + num_tokens - 1
 };
 
-// Writes k, v of the batch into the pool, then attends. Pages that are written must have one owner, or be
-// written by one run only. Backward throws: rollout only infers.
+// Writes k, v of the batch into the pool, then attends. Pages that are written must have one owner,
+// or be written by one run only. A page is written from its first position on. Backward throws:
+// rollout only infers. The constructor throws [paged_attention] on a run that is empty, too short
+// of pages, or names a page that the pool lacks.
 class PagedAttention final : public AttentionContext {
  public:
   PagedAttention(KvPool& pool, std::vector<PagedRun> runs);
@@ -78,8 +84,10 @@ class PagedAttention final : public AttentionContext {
                               double scale) override;
 
  private:
+  struct Rows;  // what attends what, per token of the batch
   KvPool& pool_;
   std::vector<PagedRun> runs_;
+  std::unique_ptr<const Rows> rows_;
 };
 
 }  // namespace banyan::ops

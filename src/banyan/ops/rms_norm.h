@@ -1,4 +1,5 @@
-// RMSNorm, rule N1 (models spec section 1): y = w * cast(x * rsqrt(mean(x²) + eps)), statistics in fp32.
+// RMSNorm, rule N1 (models spec section 1): y = w * cast(x * rsqrt(mean(x²) + eps)), statistics in
+// fp32.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +14,8 @@ at::Tensor rms_norm_forward(const at::Tensor& x,
                             double eps,
                             const ComputeOptions& options);
 
-// dx; grad_weight [E] fp32 (fp64 for fp64) += in fixed row order. The statistics are recomputed from x.
+// dx; grad_weight [E] fp32 (fp64 for fp64) += in fixed row order. The statistics are recomputed
+// from x.
 at::Tensor rms_norm_backward(const at::Tensor& dy,
                              const at::Tensor& x,
                              const at::Tensor& weight,

@@ -1,5 +1,5 @@
-// Rotary position embedding, half-split form: y = x cos + rot(x) sin, rot(x) = [-x2, x1] over the halves of D
-// (Su et al., "RoFormer", 2021; models spec section 1).
+// Rotary position embedding, half-split form: y = x cos + rot(x) sin, rot(x) = [-x2, x1] over the
+// halves of D (Su et al., "RoFormer", 2021; models spec section 1).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,9 +8,9 @@
 
 namespace banyan::ops {
 
-// x [T, H, D]; positions [T] int32; cos, sin [P, D/2] fp32 (fp64 for fp64) tables indexed by position id,
-// any attention factor already multiplied in. Throws [rope] if a position is outside the table.
-// Returns a new tensor; the arithmetic is fp32 with one rounding to x's dtype.
+// x [T, H, D]; positions [T] int32; cos, sin [P, D/2] fp32 (fp64 for fp64) tables indexed by
+// position id, any attention factor already multiplied in. Throws [rope] if a position is outside
+// the table. Returns a new tensor; the arithmetic is fp32 with one rounding to x's dtype.
 at::Tensor rope_forward(const at::Tensor& x,
                         const at::Tensor& positions,
                         const at::Tensor& cos,

@@ -1,5 +1,5 @@
-// SwiGLU: y = silu(gate) * up (Shazeer, "GLU variants improve transformer", 2020). gate and up are the two
-// halves of one row, as the fused projection writes them.
+// SwiGLU: y = silu(gate) * up (Shazeer, "GLU variants improve transformer", 2020). gate and up are
+// the two halves of one row, as the fused projection writes them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,0 +1,252 @@
+// Attention forward over tiles; the formula is in the header.
+//
+// A work item is one kv head and a block of consecutive tokens; its rows are (token, query head of
+// the group), token major. For every tile number j, runs of neighbouring tokens whose j-th tile is
+// the same (a *span*) share one S = Q Kᵀ and one P V. Row counts are rounded up to 16 in scratch
+// memory, so few shapes of brgemm exist; what the extra rows hold is never read.
+#include "banyan/kernels/cpu/attention.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "banyan/kernels/cpu/gemm.h"
+#include "banyan/kernels/cpu/lanes.h"
+#include "banyan/kernels/cpu/multiversion.h"
+#include "banyan/kernels/cpu/scratch.h"
+#include "banyan/kernels/cpu/vecmath.h"
+#include "banyan/kernels/cpu/work_items.h"
+
+namespace banyan::kernels {
+
+namespace {
+
+constexpr int64_t kBlockRows = 96;
+
+struct BlockScratch {
+  uint16_t* q;      // [rows, D]
+  float* scores;    // [rows, max(64, D)]: S, then P V of one tile
+  uint16_t* probs;  // [rows, 64]
+  float* out;       // [rows, D]
+  float* max;       // [rows]
+  float* sum;       // [rows]
+  float* alpha;     // [rows]
+};
+
+BlockScratch carve(Carver& carver, int64_t rows, int64_t head_dim) {
+  BlockScratch block{};
+  block.q = carver.take<uint16_t>(rows * head_dim);
+  block.scores = carver.take<float>(rows * std::max(head_dim, kTileTokens));
+  block.probs = carver.take<uint16_t>(rows * kTileTokens);
+  block.out = carver.take<float>(rows * head_dim);
+  block.max = carver.take<float>(rows);
+  block.sum = carver.take<float>(rows);
+  block.alpha = carver.take<float>(rows);
+  return block;
+}
+
+}  // namespace
+
+// One tile of the online softmax for rows whose first `valid` columns are visible: updates max, sum
+// and alpha of the rows, and turns scores [rows, 64] into probs.
+BANYAN_MULTIVERSION
+void softmax_tile(int64_t rows,
+                  int64_t valid,
+                  float scale,
+                  float* __restrict scores,
+                  uint16_t* __restrict probs,
+                  float* __restrict row_max,
+                  float* __restrict row_sum,
+                  float* __restrict alpha) {
+  constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+  for (int64_t row = 0; row < rows; ++row) {
+    float* s = scores + row * kTileTokens;
+    uint16_t* p = probs + row * kTileTokens;
+    Lanes largest;
+    for (int64_t i = 0; i < kLanes; ++i) largest.at[i] = kNegInf;
+    for (int64_t first = 0; first < kTileTokens; first += kLanes) {
+      for (int64_t i = 0; i < kLanes; ++i) {
+        const float x = first + i < valid ? s[first + i] * scale : kNegInf;
+        s[first + i] = x;
+        largest.at[i] = x > largest.at[i] ? x : largest.at[i];
+      }
+    }
+    const float tile_max = largest.max();
+    const float old_max = row_max[row];
+    const float new_max = old_max > tile_max ? old_max : tile_max;
+    Lanes total;
+    for (int64_t first = 0; first < kTileTokens; first += kLanes) {
+      for (int64_t i = 0; i < kLanes; ++i) {
+        const float e = exp_f32(s[first + i] - new_max);
+        total.at[i] += e;
+        p[first + i] = f32_to_bf16(e);
+      }
+    }
+    const float a = exp_f32(old_max - new_max);
+    alpha[row] = a;
+    row_max[row] = new_max;
+    row_sum[row] = fma(row_sum[row], a, total.sum());
+  }
+}
+
+// O = alpha O + (P V of one tile), row by row.
+BANYAN_MULTIVERSION
+void merge_tile(int64_t rows,
+                int64_t head_dim,
+                const float* __restrict alpha,
+                const float* __restrict tile_out,
+                float* __restrict out) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const float a = alpha[row];
+    for (int64_t d = 0; d < head_dim; ++d) {
+      out[row * head_dim + d] = fma(out[row * head_dim + d], a, tile_out[row * head_dim + d]);
+    }
+  }
+}
+
+// out = bf16(O / l) and lse = m + log l of one row.
+BANYAN_MULTIVERSION
+void finish_row(int64_t head_dim,
+                float max,
+                float sum,
+                const float* __restrict acc,
+                uint16_t* __restrict out,
+                float* __restrict lse) {
+  const float inverse = 1.0f / sum;
+  for (int64_t d = 0; d < head_dim; ++d) out[d] = f32_to_bf16(acc[d] * inverse);
+  if (lse != nullptr) *lse = max + log_f32(sum);
+}
+
+namespace {
+
+// Tokens [begin, end) of one kv head.
+class AttendBlock {
+ public:
+  AttendBlock(const AttendInput& input, const BlockScratch& scratch)
+      : input_(input), scratch_(scratch), group_(input.shape.group()), dim_(input.shape.head_dim) {}
+
+  void run(int64_t kv_head, int64_t begin, int64_t end, uint16_t* out, float* lse) {
+    load(kv_head, begin, end);
+    int64_t longest = 0;
+    for (int64_t t = begin; t < end; ++t) longest = std::max<int64_t>(longest, input_.visible[t]);
+    for (int64_t first = 0; first < longest; first += kTileTokens) {
+      for (int64_t t = begin; t < end;) {
+        if (input_.visible[t] <= first) {
+          ++t;
+          continue;
+        }
+        const int32_t tile = input_.tile_lists[t][first / kTileTokens];
+        int64_t stop = t + 1;
+        while (stop < end && input_.visible[stop] > first &&
+               input_.tile_lists[stop][first / kTileTokens] == tile) {
+          ++stop;
+        }
+        span(kv_head, first, tile, begin, t, stop);
+        t = stop;
+      }
+    }
+    store(kv_head, begin, end, out, lse);
+  }
+
+ private:
+  void load(int64_t kv_head, int64_t begin, int64_t end) {
+    const int64_t rows = (end - begin) * group_;
+    for (int64_t t = begin; t < end; ++t) {
+      std::memcpy(scratch_.q + (t - begin) * group_ * dim_,
+                  input_.q + (t * input_.shape.num_heads + kv_head * group_) * dim_,
+                  static_cast<size_t>(group_ * dim_) * sizeof(uint16_t));
+    }
+    std::fill_n(scratch_.out, rows * dim_, 0.0f);
+    std::fill_n(scratch_.max, rows, -std::numeric_limits<float>::infinity());
+    std::fill_n(scratch_.sum, rows, 0.0f);
+  }
+
+  // Rows of tokens [t, stop), which read the same tile for path positions first, first + 1, ...
+  void span(int64_t kv_head, int64_t first, int32_t tile, int64_t begin, int64_t t, int64_t stop) {
+    const int64_t rows = (stop - t) * group_;
+    const int64_t padded = round_up(rows, kRowStep);
+    const int64_t row0 = (t - begin) * group_;
+    const uint16_t* keys =
+        input_.tiles + (tile * input_.shape.num_kv_heads + kv_head) * tile_elements(dim_);
+    tile_gemm(padded,
+              kTileTokens,
+              dim_,
+              /*accumulate=*/false,
+              scratch_.q + row0 * dim_,
+              keys,
+              scratch_.scores);
+    for (int64_t from = t; from < stop;) {
+      // Tokens that see the same number of columns: all of a full tile, or one on the diagonal.
+      const int64_t valid = std::min<int64_t>(kTileTokens, input_.visible[from] - first);
+      int64_t to = from + 1;
+      while (to < stop && std::min<int64_t>(kTileTokens, input_.visible[to] - first) == valid) ++to;
+      const int64_t row = (from - t) * group_;
+      softmax_tile((to - from) * group_,
+                   valid,
+                   input_.shape.scale,
+                   scratch_.scores + row * kTileTokens,
+                   scratch_.probs + row * kTileTokens,
+                   scratch_.max + row0 + row,
+                   scratch_.sum + row0 + row,
+                   scratch_.alpha + row0 + row);
+      from = to;
+    }
+    tile_gemm(padded,
+              dim_,
+              kTileTokens,
+              /*accumulate=*/false,
+              scratch_.probs,
+              keys + kTileTokens * dim_,
+              scratch_.scores);
+    merge_tile(rows, dim_, scratch_.alpha + row0, scratch_.scores, scratch_.out + row0 * dim_);
+  }
+
+  void store(int64_t kv_head, int64_t begin, int64_t end, uint16_t* out, float* lse) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t g = 0; g < group_; ++g) {
+        const int64_t row = (t - begin) * group_ + g;
+        const int64_t head = t * input_.shape.num_heads + kv_head * group_ + g;
+        finish_row(dim_,
+                   scratch_.max[row],
+                   scratch_.sum[row],
+                   scratch_.out + row * dim_,
+                   out + head * dim_,
+                   lse == nullptr ? nullptr : lse + head);
+      }
+    }
+  }
+
+  const AttendInput& input_;
+  BlockScratch scratch_;
+  int64_t group_;
+  int64_t dim_;
+};
+
+}  // namespace
+
+void attend(const AttendInput& input, uint16_t* out, float* lse) {
+  if (input.num_tokens == 0) return;
+  const int64_t block_tokens = std::max<int64_t>(1, kBlockRows / input.shape.group());
+  const int64_t num_blocks = (input.num_tokens + block_tokens - 1) / block_tokens;
+  const int64_t num_items = num_blocks * input.shape.num_kv_heads;
+  // A span starts at any row, and its row count is rounded up from there.
+  const int64_t rows = block_tokens * input.shape.group() + kRowStep;
+
+  Carver count(nullptr);
+  carve(count, rows, input.shape.head_dim);
+
+  for_each_item(num_items, [&](const auto& next) {
+    static thread_local Scratch memory;
+    Carver carver(memory.get<std::byte>(count.used()));
+    AttendBlock block(input, carve(carver, rows, input.shape.head_dim));
+    // Neighbouring blocks of one kv head read the same trunks: keep them close in time.
+    for (int64_t item = next(); item >= 0; item = next()) {
+      const int64_t begin = item % num_blocks * block_tokens;
+      block.run(
+          item / num_blocks, begin, std::min(begin + block_tokens, input.num_tokens), out, lse);
+    }
+    gemm_release();
+  });
+}
+
+}  // namespace banyan::kernels

@@ -1,0 +1,355 @@
+// Attention backward over one packed trie; formulas in the header.
+//
+// One kv head at a time: first every chunk is packed in the forms that brgemm wants (each form of a
+// chunk is `width` = round_up(size, 16) tokens wide, zero beyond its tokens), then both passes run
+// as one list of work items. Rows of the left operands are copied too, so they may be read up to
+// `width`.
+#include "banyan/kernels/cpu/attention_backward.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "banyan/kernels/cpu/gemm.h"
+#include "banyan/kernels/cpu/lanes.h"
+#include "banyan/kernels/cpu/multiversion.h"
+#include "banyan/kernels/cpu/vecmath.h"
+#include "banyan/kernels/cpu/work_items.h"
+
+namespace banyan::kernels {
+
+// delta = sum over d of dO * O, sixteen lanes and one tree.
+BANYAN_MULTIVERSION
+float row_dot(int64_t head_dim, const uint16_t* __restrict a, const uint16_t* __restrict b) {
+  Lanes lanes;
+  const int64_t whole = head_dim / kLanes * kLanes;
+  for (int64_t first = 0; first < whole; first += kLanes) {
+    for (int64_t i = 0; i < kLanes; ++i) {
+      lanes.at[i] = fma(bf16_to_f32(a[first + i]), bf16_to_f32(b[first + i]), lanes.at[i]);
+    }
+  }
+  for (int64_t d = whole; d < head_dim; ++d) {
+    lanes.at[d - whole] = fma(bf16_to_f32(a[d]), bf16_to_f32(b[d]), lanes.at[d - whole]);
+  }
+  return lanes.sum();
+}
+
+// Rows are keys, columns queries (lse = +inf and delta = 0 beyond the last). On the diagonal chunk
+// a query sees the keys up to its own.
+BANYAN_MULTIVERSION
+void grad_scores_by_key(int64_t keys,
+                        int64_t queries,
+                        bool diagonal,
+                        float scale,
+                        const float* __restrict scores,
+                        const float* __restrict grad_probs,
+                        const float* __restrict lse,
+                        const float* __restrict delta,
+                        uint16_t* __restrict probs,
+                        uint16_t* __restrict grad_scores) {
+  for (int64_t key = 0; key < keys; ++key) {
+    const int64_t row = key * queries;
+    const int64_t first = diagonal ? key : 0;
+    for (int64_t query = 0; query < queries; ++query) {
+      const float e = exp_f32(fma(scores[row + query], scale, -lse[query]));
+      const float p = query < first ? 0.0f : e;
+      const float ds = p * (grad_probs[row + query] - delta[query]);
+      probs[row + query] = f32_to_bf16(p);
+      grad_scores[row + query] = f32_to_bf16(query < first ? 0.0f : ds);
+    }
+  }
+}
+
+// Rows are queries, columns keys, of which the first `valid` exist.
+BANYAN_MULTIVERSION
+void grad_scores_by_query(int64_t queries,
+                          int64_t keys,
+                          int64_t valid,
+                          bool diagonal,
+                          float scale,
+                          const float* __restrict scores,
+                          const float* __restrict grad_probs,
+                          const float* __restrict lse,
+                          const float* __restrict delta,
+                          uint16_t* __restrict grad_scores) {
+  for (int64_t query = 0; query < queries; ++query) {
+    const int64_t row = query * keys;
+    const int64_t seen = diagonal ? std::min(valid, query + 1) : valid;
+    for (int64_t key = 0; key < keys; ++key) {
+      const float p = exp_f32(fma(scores[row + key], scale, -lse[query]));
+      const float ds = p * (grad_probs[row + key] - delta[query]);
+      grad_scores[row + key] = f32_to_bf16(key < seen ? ds : 0.0f);
+    }
+  }
+}
+
+// bf16(scale * acc), n values.
+BANYAN_MULTIVERSION
+void round_scaled(int64_t n, float scale, const float* __restrict acc, uint16_t* __restrict out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = f32_to_bf16(acc[i] * scale);
+}
+
+namespace {
+
+// The packed operands of one kv head and the query heads of its group. A chunk's part of an array
+// starts at offset * D (lse, delta: offset); query arrays of head g of the group start at g *
+// padded * D.
+struct Packs {
+  uint16_t* key_columns;    // [D / 2][width][2]
+  uint16_t* key_pairs;      // [width / 2][D][2]
+  uint16_t* value_columns;  // [D / 2][width][2]
+  uint16_t* query_columns;  // per head
+  uint16_t* query_pairs;    // per head
+  uint16_t* grad_columns;   // per head: dO
+  uint16_t* grad_pairs;     // per head
+  float* lse;               // per head; +inf beyond a chunk's tokens
+  float* delta;             // per head; 0 beyond
+};
+
+Packs carve_packs(Carver& carver, int64_t padded, int64_t dim, int64_t group) {
+  Packs packs{};
+  packs.key_columns = carver.take<uint16_t>(padded * dim);
+  packs.key_pairs = carver.take<uint16_t>(padded * dim);
+  packs.value_columns = carver.take<uint16_t>(padded * dim);
+  packs.query_columns = carver.take<uint16_t>(group * padded * dim);
+  packs.query_pairs = carver.take<uint16_t>(group * padded * dim);
+  packs.grad_columns = carver.take<uint16_t>(group * padded * dim);
+  packs.grad_pairs = carver.take<uint16_t>(group * padded * dim);
+  packs.lse = carver.take<float>(group * padded);
+  packs.delta = carver.take<float>(group * padded);
+  return packs;
+}
+
+struct Local {
+  uint16_t* left;         // [64, D] rows of Q or K
+  uint16_t* left_grad;    // [64, D] rows of dO or V
+  float* scores;          // [64, 64]
+  float* grad_probs;      // [64, 64]
+  uint16_t* probs;        // [64, 64]
+  uint16_t* grad_scores;  // [64, 64]
+  float* acc;             // [64, D]
+  float* acc_value;       // [64, D]
+  int32_t* path;          // [max_depth + 1]
+};
+
+Local carve_local(Carver& carver, int64_t dim, int64_t max_depth) {
+  Local local{};
+  local.left = carver.take<uint16_t>(kTileTokens * dim);
+  local.left_grad = carver.take<uint16_t>(kTileTokens * dim);
+  local.scores = carver.take<float>(kTileTokens * kTileTokens);
+  local.grad_probs = carver.take<float>(kTileTokens * kTileTokens);
+  local.probs = carver.take<uint16_t>(kTileTokens * kTileTokens);
+  local.grad_scores = carver.take<uint16_t>(kTileTokens * kTileTokens);
+  local.acc = carver.take<float>(kTileTokens * dim);
+  local.acc_value = carver.take<float>(kTileTokens * dim);
+  local.path = carver.take<int32_t>(max_depth + 1);
+  return local;
+}
+
+class Backward {
+ public:
+  Backward(const AttendBackwardInput& input,
+           const AttendGradients& gradients,
+           const Packs& packs,
+           int64_t padded,
+           int64_t kv_head)
+      : in_(input),
+        grads_(gradients),
+        packs_(packs),
+        padded_(padded),
+        kv_head_(kv_head),
+        heads_(input.shape.num_heads),
+        kv_heads_(input.shape.num_kv_heads),
+        dim_(input.shape.head_dim),
+        group_(input.shape.group()) {}
+
+  void pack(int64_t index) const {
+    const TrieChunk& chunk = in_.chunks[index];
+    const int64_t n = size(chunk);
+    const int64_t w = width(chunk);
+    const int64_t at = chunk.offset * dim_;
+    const uint16_t* rows[kTileTokens];
+    point(in_.k, kv_heads_, kv_head_, chunk, rows);
+    pack_columns(rows, n, w, dim_, packs_.key_columns + at);
+    pack_pairs(rows, n, w, dim_, packs_.key_pairs + at);
+    point(in_.v, kv_heads_, kv_head_, chunk, rows);
+    pack_columns(rows, n, w, dim_, packs_.value_columns + at);
+    for (int64_t g = 0; g < group_; ++g) {
+      const int64_t head = kv_head_ * group_ + g;
+      const int64_t at_head = g * padded_ * dim_ + at;
+      point(in_.q, heads_, head, chunk, rows);
+      pack_columns(rows, n, w, dim_, packs_.query_columns + at_head);
+      pack_pairs(rows, n, w, dim_, packs_.query_pairs + at_head);
+      point(in_.grad_out, heads_, head, chunk, rows);
+      pack_columns(rows, n, w, dim_, packs_.grad_columns + at_head);
+      pack_pairs(rows, n, w, dim_, packs_.grad_pairs + at_head);
+      float* lse = packs_.lse + g * padded_ + chunk.offset;
+      float* delta = packs_.delta + g * padded_ + chunk.offset;
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t row = (chunk.begin + i) * heads_ + head;
+        lse[i] = in_.lse[row];
+        delta[i] = row_dot(dim_, in_.grad_out + row * dim_, in_.out + row * dim_);
+      }
+      std::fill(lse + n, lse + w, std::numeric_limits<float>::infinity());
+      std::fill(delta + n, delta + w, 0.0f);
+    }
+  }
+
+  // dK and dV of one key chunk.
+  void keys(int64_t index, const Local& local) const {
+    const TrieChunk& chunk = in_.chunks[index];
+    const int64_t w = width(chunk);
+    copy_rows(in_.k, kv_heads_, kv_head_, chunk, local.left);
+    copy_rows(in_.v, kv_heads_, kv_head_, chunk, local.left_grad);
+    std::fill_n(local.acc, w * dim_, 0.0f);
+    std::fill_n(local.acc_value, w * dim_, 0.0f);
+    for (int64_t other = index; other < chunk.subtree_end; ++other) {
+      const TrieChunk& queries = in_.chunks[other];
+      const int64_t columns = width(queries);
+      for (int64_t g = 0; g < group_; ++g) {
+        const int64_t at = (g * padded_ + queries.offset) * dim_;
+        const int64_t at_row = g * padded_ + queries.offset;
+        tile_gemm(w, columns, dim_, false, local.left, packs_.query_columns + at, local.scores);
+        tile_gemm(
+            w, columns, dim_, false, local.left_grad, packs_.grad_columns + at, local.grad_probs);
+        grad_scores_by_key(w,
+                           columns,
+                           /*diagonal=*/other == index,
+                           in_.shape.scale,
+                           local.scores,
+                           local.grad_probs,
+                           packs_.lse + at_row,
+                           packs_.delta + at_row,
+                           local.probs,
+                           local.grad_scores);
+        tile_gemm(w, dim_, columns, true, local.probs, packs_.grad_pairs + at, local.acc_value);
+        tile_gemm(w, dim_, columns, true, local.grad_scores, packs_.query_pairs + at, local.acc);
+      }
+    }
+    store(local.acc, in_.shape.scale, chunk, grads_.dk, kv_heads_, kv_head_);
+    store(local.acc_value, 1.0f, chunk, grads_.dv, kv_heads_, kv_head_);
+  }
+
+  // dQ of one query chunk, all heads of the group.
+  void queries(int64_t index, const Local& local) const {
+    const TrieChunk& chunk = in_.chunks[index];
+    const int64_t w = width(chunk);
+    for (int64_t at = index, i = chunk.depth; i >= 0; at = in_.chunks[at].parent, --i) {
+      local.path[i] = static_cast<int32_t>(at);
+    }
+    for (int64_t g = 0; g < group_; ++g) {
+      const int64_t head = kv_head_ * group_ + g;
+      const int64_t at_row = g * padded_ + chunk.offset;
+      copy_rows(in_.q, heads_, head, chunk, local.left);
+      copy_rows(in_.grad_out, heads_, head, chunk, local.left_grad);
+      std::fill_n(local.acc, w * dim_, 0.0f);
+      for (int64_t i = 0; i <= chunk.depth; ++i) {
+        const TrieChunk& keys = in_.chunks[local.path[i]];
+        const int64_t columns = width(keys);
+        const int64_t at = keys.offset * dim_;
+        tile_gemm(w, columns, dim_, false, local.left, packs_.key_columns + at, local.scores);
+        tile_gemm(
+            w, columns, dim_, false, local.left_grad, packs_.value_columns + at, local.grad_probs);
+        grad_scores_by_query(w,
+                             columns,
+                             size(keys),
+                             /*diagonal=*/i == chunk.depth,
+                             in_.shape.scale,
+                             local.scores,
+                             local.grad_probs,
+                             packs_.lse + at_row,
+                             packs_.delta + at_row,
+                             local.grad_scores);
+        tile_gemm(w, dim_, columns, true, local.grad_scores, packs_.key_pairs + at, local.acc);
+      }
+      store(local.acc, in_.shape.scale, chunk, grads_.dq, heads_, head);
+    }
+  }
+
+ private:
+  static int64_t size(const TrieChunk& chunk) { return chunk.end - chunk.begin; }
+  static int64_t width(const TrieChunk& chunk) { return round_up(size(chunk), kRowStep); }
+
+  void point(const uint16_t* x,
+             int64_t heads,
+             int64_t head,
+             const TrieChunk& chunk,
+             const uint16_t** rows) const {
+    for (int64_t i = 0; i < size(chunk); ++i) {
+      rows[i] = x + ((chunk.begin + i) * heads + head) * dim_;
+    }
+  }
+
+  void copy_rows(
+      const uint16_t* x, int64_t heads, int64_t head, const TrieChunk& chunk, uint16_t* out) const {
+    const size_t bytes = static_cast<size_t>(dim_) * sizeof(uint16_t);
+    const int64_t n = size(chunk);
+    for (int64_t i = 0; i < n; ++i) {
+      std::memcpy(out + i * dim_, x + ((chunk.begin + i) * heads + head) * dim_, bytes);
+    }
+    std::memset(out + n * dim_, 0, static_cast<size_t>(width(chunk) - n) * bytes);
+  }
+
+  void store(const float* acc,
+             float scale,
+             const TrieChunk& chunk,
+             uint16_t* out,
+             int64_t heads,
+             int64_t head) const {
+    for (int64_t i = 0; i < size(chunk); ++i) {
+      round_scaled(dim_, scale, acc + i * dim_, out + ((chunk.begin + i) * heads + head) * dim_);
+    }
+  }
+
+  const AttendBackwardInput& in_;
+  const AttendGradients& grads_;
+  const Packs& packs_;
+  int64_t padded_;
+  int64_t kv_head_;
+  int64_t heads_;
+  int64_t kv_heads_;
+  int64_t dim_;
+  int64_t group_;
+};
+
+}  // namespace
+
+void attend_backward(const AttendBackwardInput& input,
+                     const AttendGradients& gradients,
+                     Scratch& packs_memory) {
+  if (input.num_chunks == 0) return;
+  const AttentionShape& shape = input.shape;
+  const TrieChunk& last = input.chunks[input.num_chunks - 1];
+  const int64_t padded = last.offset + round_up(last.end - last.begin, kRowStep);
+
+  Carver count(nullptr);
+  carve_packs(count, padded, shape.head_dim, shape.group());
+  Carver packs_carver(packs_memory.get<std::byte>(count.used()));
+  const Packs packs = carve_packs(packs_carver, padded, shape.head_dim, shape.group());
+
+  const int64_t num_items = 2 * input.num_chunks;
+  Carver local_count(nullptr);
+  carve_local(local_count, shape.head_dim, input.max_depth);
+
+  for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+    const Backward backward(input, gradients, packs, padded, kv_head);
+    for_each_item(input.num_chunks, [&](const auto& next) {
+      for (int64_t item = next(); item >= 0; item = next()) backward.pack(item);
+    });
+    for_each_item(num_items, [&](const auto& next) {
+      static thread_local Scratch memory;
+      Carver carver(memory.get<std::byte>(local_count.used()));
+      const Local local = carve_local(carver, shape.head_dim, input.max_depth);
+      for (int64_t item = next(); item >= 0; item = next()) {
+        if (item < input.num_chunks) {
+          backward.keys(item, local);
+        } else {
+          backward.queries(item - input.num_chunks, local);
+        }
+      }
+      gemm_release();
+    });
+  }
+}
+
+}  // namespace banyan::kernels

@@ -1,0 +1,129 @@
+// Packing of key/value tiles and the small matrix product over them; layouts in the header.
+#include "banyan/kernels/cpu/attention_tile.h"
+
+#include <ATen/native/CPUBlas.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "banyan/kernels/cpu/gemm.h"
+#include "banyan/kernels/cpu/multiversion.h"
+#include "banyan/kernels/cpu/vecmath.h"
+
+namespace banyan::kernels {
+namespace {
+
+// Two bf16 neighbours of one row, moved as one word.
+BANYAN_INLINE uint32_t load_pair(const uint16_t* p) {
+  uint32_t pair;
+  std::memcpy(&pair, p, sizeof(pair));
+  return pair;
+}
+
+BANYAN_INLINE void store_pair(uint16_t* p, uint32_t pair) { std::memcpy(p, &pair, sizeof(pair)); }
+
+}  // namespace
+
+BANYAN_MULTIVERSION
+void plain_tile_gemm(int64_t m,
+                     int64_t n,
+                     int64_t k,
+                     bool accumulate,
+                     const uint16_t* __restrict a,
+                     const uint16_t* __restrict b,
+                     float* __restrict c) {
+  for (int64_t i = 0; i < m; ++i) {
+    float* row = c + i * n;
+    if (!accumulate) std::fill(row, row + n, 0.0f);
+    for (int64_t pair = 0; pair < k / 2; ++pair) {
+      const float a0 = bf16_to_f32(a[i * k + 2 * pair]);
+      const float a1 = bf16_to_f32(a[i * k + 2 * pair + 1]);
+      const uint16_t* columns = b + pair * 2 * n;
+      for (int64_t j = 0; j < n; ++j) {
+        row[j] =
+            fma(a1, bf16_to_f32(columns[2 * j + 1]), fma(a0, bf16_to_f32(columns[2 * j]), row[j]));
+      }
+    }
+  }
+}
+
+BANYAN_MULTIVERSION
+void pack_columns(
+    const uint16_t* const* rows, int64_t n, int64_t width, int64_t head_dim, uint16_t* out) {
+  // Sixteen rows at a time: their lines stay in the cache while whole lines of `out` are written.
+  for (int64_t first = 0; first < width; first += 16) {
+    const int64_t last = std::min(first + 16, width);
+    const int64_t filled = std::clamp<int64_t>(n, first, last);
+    for (int64_t pair = 0; pair < head_dim / 2; ++pair) {
+      uint16_t* line = out + pair * 2 * width;
+      for (int64_t p = first; p < filled; ++p) {
+        store_pair(line + 2 * p, load_pair(rows[p] + 2 * pair));
+      }
+      for (int64_t p = filled; p < last; ++p) store_pair(line + 2 * p, 0);
+    }
+  }
+}
+
+BANYAN_MULTIVERSION
+void interleave_rows(const uint16_t* __restrict even,
+                     const uint16_t* __restrict odd,
+                     int64_t head_dim,
+                     uint16_t* __restrict out) {
+  for (int64_t d = 0; d < head_dim; ++d) {
+    const uint32_t pair = static_cast<uint32_t>(even[d]) | static_cast<uint32_t>(odd[d]) << 16;
+    store_pair(out + 2 * d, pair);
+  }
+}
+
+void pack_pairs(
+    const uint16_t* const* rows, int64_t n, int64_t width, int64_t head_dim, uint16_t* out) {
+  const int64_t whole = n / 2;
+  for (int64_t pair = 0; pair < whole; ++pair) {
+    interleave_rows(rows[2 * pair], rows[2 * pair + 1], head_dim, out + pair * 2 * head_dim);
+  }
+  uint16_t* rest = out + whole * 2 * head_dim;
+  std::memset(rest, 0, static_cast<size_t>(width / 2 - whole) * 2 * head_dim * sizeof(uint16_t));
+  if (n % 2 == 1) {
+    for (int64_t d = 0; d < head_dim; ++d) rest[2 * d] = rows[n - 1][d];
+  }
+}
+
+void write_position(const uint16_t* key,
+                    const uint16_t* value,
+                    int64_t position,
+                    int64_t head_dim,
+                    uint16_t* tile) {
+  for (int64_t pair = 0; pair < head_dim / 2; ++pair) {
+    store_pair(tile + (pair * kTileTokens + position) * 2, load_pair(key + 2 * pair));
+  }
+  uint16_t* values = tile + kTileTokens * head_dim;
+  if (position == 0) std::memset(values, 0, kTileTokens * head_dim * sizeof(uint16_t));
+  uint16_t* out = values + position / 2 * 2 * head_dim + position % 2;
+  for (int64_t d = 0; d < head_dim; ++d) out[2 * d] = value[d];
+}
+
+void tile_gemm(int64_t m,
+               int64_t n,
+               int64_t k,
+               bool accumulate,
+               const uint16_t* a,
+               const uint16_t* b,
+               float* c) {
+  if (!native_gemm_available()) {
+    plain_tile_gemm(m, n, k, accumulate, a, b, c);
+    return;
+  }
+  at::native::cpublas::brgemm(m,
+                              n,
+                              k,
+                              /*ld_a=*/k,
+                              /*ld_b=*/n,
+                              /*ld_c=*/n,
+                              accumulate,
+                              reinterpret_cast<const at::BFloat16*>(a),
+                              reinterpret_cast<const at::BFloat16*>(b),
+                              c,
+                              /*is_vnni=*/true);
+}
+
+}  // namespace banyan::kernels

@@ -1,0 +1,45 @@
+// Tiles of keys and values, the unit that attention reads in training and in rollout alike.
+//
+// A tile holds kTileTokens consecutive path positions of one kv head, bf16, positions that nothing
+// has been written to zero, in the two forms that brgemm wants as its right operand (pairs of
+// consecutive rows of B side by side, "VNNI"):
+//   keys    [D / 2][64][2]   element (d, p) at (d / 2) * 128 + 2 p + d % 2     B of S = Q Kᵀ
+//   values  [64 / 2][D][2]   element (p, d) at (p / 2) * 2 D + 2 d + p % 2     B of O = P V
+// A page of the rollout's pool is one tile per kv head.
+#pragma once
+
+#include <cstdint>
+
+namespace banyan::kernels {
+
+inline constexpr int64_t kTileTokens = 64;
+
+// bf16 elements of one tile, keys and values.
+constexpr int64_t tile_elements(int64_t head_dim) { return 2 * kTileTokens * head_dim; }
+
+// Row pointers rows[0..n) of head_dim bf16 each -> [head_dim / 2][width][2]; columns n..width are
+// zero.
+void pack_columns(
+    const uint16_t* const* rows, int64_t n, int64_t width, int64_t head_dim, uint16_t* out);
+
+// The same rows -> [width / 2][head_dim][2]; rows n..width are zero. width is even.
+void pack_pairs(
+    const uint16_t* const* rows, int64_t n, int64_t width, int64_t head_dim, uint16_t* out);
+
+// Writes one position of a tile. Position 0 also zeroes the values of the others, so that what an
+// earlier owner of the memory left there (a NaN, say) meets no probability of zero.
+void write_position(
+    const uint16_t* key, const uint16_t* value, int64_t position, int64_t head_dim, uint16_t* tile);
+
+// C [M, N] fp32 (row stride N) = or += A [M, K] bf16 (row stride K) times B [K / 2][N][2]. K is
+// even. The bits of a row of C depend on that row of A and on B alone. brgemm where the processor
+// has bf16 dot products, else a plain loop in ascending K.
+void tile_gemm(int64_t m,
+               int64_t n,
+               int64_t k,
+               bool accumulate,
+               const uint16_t* a,
+               const uint16_t* b,
+               float* c);
+
+}  // namespace banyan::kernels

@@ -1,0 +1,21 @@
+// Rotary embedding on bf16, half-split: y1 = x1 c - x2 s, y2 = x2 c + x1 s in fp32 with one
+// rounding.
+#pragma once
+
+#include <cstdint>
+
+namespace banyan::kernels {
+
+// x, y [tokens, heads, head_dim] bf16; cos, sin [P, head_dim / 2] fp32; positions [tokens] inside
+// the table. `transpose` rotates the other way (the backward). Parallel over tokens.
+void rope(int64_t tokens,
+          int64_t heads,
+          int64_t head_dim,
+          bool transpose,
+          const int32_t* positions,
+          const float* cos,
+          const float* sin,
+          const uint16_t* x,
+          uint16_t* y);
+
+}  // namespace banyan::kernels

@@ -1,0 +1,90 @@
+// Tiles and chunks of a trie; what they are stands in the header.
+#include "banyan/ops/detail/trie_index.h"
+
+#include <algorithm>
+
+#include "banyan/core/error.h"
+#include "banyan/kernels/cpu/attention_tile.h"
+#include "banyan/kernels/cpu/gemm.h"
+
+namespace banyan::ops::detail {
+
+using kernels::kTileTokens;
+
+TrieTiles build_tiles(const trie::Trie& trie) {
+  TrieTiles tiles;
+  tiles.token_offsets.push_back(0);
+  tiles.list_offsets.push_back(0);
+  std::vector<int32_t> path;
+  for (const trie::Segment& segment : trie.segments) {
+    const int64_t first_own =
+        segment.depth / kTileTokens;  // first tile with a token of the segment
+    if (segment.parent >= 0) {
+      const int32_t list = tiles.list_offsets[segment.parent];
+      for (int64_t j = 0; j < first_own; ++j) {
+        const int32_t tile = tiles.lists[list + j];
+        tiles.lists.push_back(tile);
+      }
+    }
+    // Path positions first_own * 64 .. of the segment: the last few ancestors, then its own tokens.
+    path.clear();
+    const int64_t borrowed = segment.depth - first_own * kTileTokens;
+    for (int32_t token = trie.par[segment.begin]; static_cast<int64_t>(path.size()) < borrowed;
+         token = trie.par[token]) {
+      path.push_back(token);
+    }
+    std::reverse(path.begin(), path.end());
+    for (int32_t token = segment.begin; token < segment.end; ++token) path.push_back(token);
+    const int64_t length = static_cast<int64_t>(path.size());
+    for (int64_t first = 0; first < length; first += kTileTokens) {
+      tiles.lists.push_back(static_cast<int32_t>(tiles.num_tiles()));
+      const int64_t last = std::min(first + kTileTokens, length);
+      tiles.tokens.insert(tiles.tokens.end(), path.begin() + first, path.begin() + last);
+      tiles.token_offsets.push_back(static_cast<int32_t>(tiles.tokens.size()));
+    }
+    tiles.list_offsets.push_back(static_cast<int32_t>(tiles.lists.size()));
+  }
+  tiles.tile_list.resize(trie.tok.size());
+  tiles.visible.resize(trie.tok.size());
+  for (int32_t token = 0; token < trie.num_tokens(); ++token) {
+    tiles.tile_list[token] = tiles.lists.data() + tiles.list_offsets[trie.seg[token]];
+    tiles.visible[token] = trie.dep[token] + 1;
+  }
+  return tiles;
+}
+
+TrieChunks build_chunks(const trie::Trie& trie) {
+  TrieChunks result;
+  std::vector<kernels::TrieChunk>& chunks = result.chunks;
+  std::vector<int32_t> last_of_segment(trie.segments.size());
+  std::vector<int32_t> first_at(trie.tok.size() + 1,
+                                0);  // packed token -> first chunk not before it
+  int64_t offset = 0;
+  for (size_t s = 0; s < trie.segments.size(); ++s) {
+    const trie::Segment& segment = trie.segments[s];
+    int32_t parent = segment.parent < 0 ? -1 : last_of_segment[segment.parent];
+    for (int32_t begin = segment.begin; begin < segment.end;) {
+      kernels::TrieChunk chunk;
+      chunk.begin = begin;
+      chunk.end = std::min<int32_t>(begin + kTileTokens, segment.end);
+      chunk.offset = static_cast<int32_t>(offset);
+      chunk.subtree_end = segment.tout;  // a packed token for now
+      chunk.parent = parent;
+      chunk.depth = parent < 0 ? 0 : chunks[parent].depth + 1;
+      result.max_depth = std::max<int64_t>(result.max_depth, chunk.depth);
+      offset += kernels::round_up(chunk.end - chunk.begin, kernels::kRowStep);
+      BANYAN_ASSERT(offset <= INT32_MAX, "[trie_attention] padded tokens: ", offset);
+      parent = static_cast<int32_t>(chunks.size());
+      first_at[begin] = parent;
+      chunks.push_back(chunk);
+      begin = chunk.end;
+    }
+    last_of_segment[s] = parent;
+  }
+  first_at[trie.tok.size()] = static_cast<int32_t>(chunks.size());
+  // A subtree ends where another segment begins, so at the first token of a chunk.
+  for (kernels::TrieChunk& chunk : chunks) chunk.subtree_end = first_at[chunk.subtree_end];
+  return result;
+}
+
+}  // namespace banyan::ops::detail

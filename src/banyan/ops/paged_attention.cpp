@@ -1,0 +1,248 @@
+// The KV pool and attention over its pages: the native kernel of trie attention reading pages as
+// tiles, or one dense attention per run over its gathered pages in plain LibTorch operators.
+#include "banyan/ops/paged_attention.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "banyan/core/error.h"
+#include "banyan/kernels/cpu/attention.h"
+#include "banyan/kernels/cpu/work_items.h"
+#include "banyan/ops/detail/attention_aten.h"
+#include "banyan/ops/detail/attention_check.h"
+#include "banyan/ops/detail/dtype.h"
+
+namespace banyan::ops {
+
+using detail::bf16_bits;
+
+// --- pool ---
+
+KvPool::KvPool(int64_t num_layers,
+               int64_t num_kv_heads,
+               int64_t head_dim,
+               int64_t num_pages,
+               const ComputeOptions& options)
+    : num_kv_heads_(num_kv_heads), head_dim_(head_dim), num_pages_(num_pages), options_(options) {
+  BANYAN_CHECK(num_layers >= 1 && num_kv_heads >= 1 && head_dim >= 1 && num_pages >= 1,
+               "[kv_pool] layers, kv heads, head_dim, pages: wanted >= 1 each, got ",
+               num_layers,
+               ", ",
+               num_kv_heads,
+               ", ",
+               head_dim,
+               ", ",
+               num_pages);
+  BANYAN_CHECK(!is_native(options) || head_dim % 2 == 0,
+               "[kv_pool] head_dim: wanted an even number for the native kernels, got ",
+               head_dim);
+  const auto tensor_options = at::TensorOptions().dtype(options.dtype).device(options.device);
+  layers_.reserve(num_layers);
+  for (int64_t i = 0; i < num_layers; ++i) {
+    // Native memory is not touched before it is written: a page zeroes what it must
+    // (write_position).
+    layers_.push_back(
+        is_native(options)
+            ? at::empty({num_pages, num_kv_heads, 2, kPathTile * head_dim}, tensor_options)
+            : at::zeros({num_pages, kPathTile, num_kv_heads, 2, head_dim}, tensor_options));
+  }
+}
+
+int64_t KvPool::page_bytes() const {
+  return page_bytes(static_cast<int64_t>(layers_.size()), num_kv_heads_, head_dim_, options_);
+}
+
+int64_t KvPool::page_bytes(int64_t num_layers,
+                           int64_t num_kv_heads,
+                           int64_t head_dim,
+                           const ComputeOptions& options) {
+  return num_layers * num_kv_heads * 2 * kPathTile * head_dim *
+         static_cast<int64_t>(c10::elementSize(options.dtype));
+}
+
+void KvPool::copy_page(int32_t from, int32_t to) {
+  BANYAN_ASSERT(from >= 0 && from < num_pages_ && to >= 0 && to < num_pages_ && from != to,
+                "[kv_pool] copy of page ",
+                from,
+                " to ",
+                to);
+  for (at::Tensor& layer : layers_) layer.select(0, to).copy_(layer.select(0, from));
+}
+
+// --- attention ---
+
+// Per token of the batch, in order.
+struct PagedAttention::Rows {
+  std::vector<const int32_t*> pages;  // of its run
+  std::vector<int32_t> visible;       // its path position + 1
+};
+
+PagedAttention::PagedAttention(KvPool& pool, std::vector<PagedRun> runs)
+    : pool_(pool), runs_(std::move(runs)) {
+  Rows rows;
+  for (const PagedRun& run : runs_) {
+    const int64_t length = static_cast<int64_t>(run.first_position) + run.num_tokens;
+    BANYAN_CHECK(run.num_tokens >= 1 && run.first_position >= 0,
+                 "[paged_attention] run: wanted >= 1 token at a position >= 0, got ",
+                 run.num_tokens,
+                 " at ",
+                 run.first_position);
+    BANYAN_CHECK(static_cast<int64_t>(run.pages.size()) * kPathTile >= length,
+                 "[paged_attention] pages of a run: wanted ",
+                 (length + kPathTile - 1) / kPathTile,
+                 " for ",
+                 length,
+                 " positions, got ",
+                 run.pages.size());
+    for (const int32_t page : run.pages) {
+      BANYAN_CHECK(page >= 0 && page < pool_.num_pages(),
+                   "[paged_attention] page: wanted 0 .. ",
+                   pool_.num_pages() - 1,
+                   ", got ",
+                   page);
+    }
+    for (int32_t i = 0; i < run.num_tokens; ++i) {
+      rows.pages.push_back(run.pages.data());
+      rows.visible.push_back(run.first_position + i + 1);
+    }
+  }
+  rows_ = std::make_unique<const Rows>(std::move(rows));
+}
+
+PagedAttention::~PagedAttention() = default;
+
+namespace {
+
+// Keys and values of the batch into their pages; tokens of one page are written by one thread, in
+// order.
+void write_native(const std::vector<PagedRun>& runs,
+                  const at::Tensor& k,
+                  const at::Tensor& v,
+                  at::Tensor& layer) {
+  const int64_t kv_heads = k.size(1);
+  const int64_t dim = k.size(2);
+  const int64_t size = kernels::tile_elements(dim);
+  const uint16_t* keys = bf16_bits(k);
+  const uint16_t* values = bf16_bits(v);
+  uint16_t* tiles = bf16_bits(layer);
+  std::vector<int64_t> first_token(runs.size(), 0);
+  for (size_t r = 1; r < runs.size(); ++r) {
+    first_token[r] = first_token[r - 1] + runs[r - 1].num_tokens;
+  }
+  const int64_t num_items = static_cast<int64_t>(runs.size()) * kv_heads;
+  kernels::for_each_item(num_items, [&](const auto& next) {
+    for (int64_t item = next(); item >= 0; item = next()) {
+      const PagedRun& run = runs[item / kv_heads];
+      const int64_t head = item % kv_heads;
+      for (int64_t i = 0; i < run.num_tokens; ++i) {
+        const int64_t position = run.first_position + i;
+        const int64_t at = ((first_token[item / kv_heads] + i) * kv_heads + head) * dim;
+        const int64_t page = run.pages[position / kPathTile];
+        kernels::write_position(keys + at,
+                                values + at,
+                                position % kPathTile,
+                                dim,
+                                tiles + (page * kv_heads + head) * size);
+      }
+    }
+  });
+}
+
+// One run: writes its keys and values, then attends over all of its positions.
+at::Tensor attend_run_aten(const PagedRun& run,
+                           const at::Tensor& q,
+                           const at::Tensor& k,
+                           const at::Tensor& v,
+                           at::Tensor& layer,
+                           double scale,
+                           at::Tensor* lse) {
+  const int64_t length = static_cast<int64_t>(run.first_position) + run.num_tokens;
+  for (int64_t position = run.first_position; position < length;) {
+    const int64_t stop = std::min(length, (position / kPathTile + 1) * kPathTile);
+    at::Tensor page = layer.select(0, run.pages[position / kPathTile])
+                          .slice(0, position % kPathTile, position % kPathTile + stop - position);
+    const int64_t first = position - run.first_position;
+    page.select(2, 0).copy_(k.slice(0, first, first + stop - position));
+    page.select(2, 1).copy_(v.slice(0, first, first + stop - position));
+    position = stop;
+  }
+  const at::Tensor pages = at::tensor(run.pages, at::kInt).to(layer.device());
+  const at::Tensor gathered =
+      layer.index_select(0, pages).flatten(0, 1).slice(0, 0, length);  // [L, K, 2, D]
+  const detail::DenseAttention dense =
+      detail::dense_attention(q, gathered.select(2, 0), gathered.select(2, 1), scale);
+  if (lse != nullptr) *lse = dense.lse;
+  return dense.out;
+}
+
+}  // namespace
+
+at::Tensor PagedAttention::forward(int64_t layer_index,
+                                   const at::Tensor& q,
+                                   const at::Tensor& k,
+                                   const at::Tensor& v,
+                                   double scale,
+                                   at::Tensor* lse) {
+  const int64_t num_tokens = static_cast<int64_t>(rows_->visible.size());
+  detail::check_attention_inputs("paged_attention", num_tokens, q, k, v, pool_.options());
+  BANYAN_CHECK(k.size(1) == pool_.num_kv_heads() && k.size(2) == pool_.head_dim(),
+               "[paged_attention] k: wanted the pool's kv heads and head_dim ",
+               pool_.num_kv_heads(),
+               ", ",
+               pool_.head_dim(),
+               ", got ",
+               k.sizes());
+  at::Tensor& layer = pool_.layer(layer_index);
+  at::Tensor out = at::empty(q.sizes(), q.options());
+  if (lse != nullptr) {
+    *lse = at::empty({q.size(0), q.size(1)},
+                     q.options().dtype(detail::accumulate_type(q.scalar_type())));
+  }
+  if (!is_native(pool_.options())) {
+    int64_t first = 0;
+    for (const PagedRun& run : runs_) {
+      const int64_t last = first + run.num_tokens;
+      at::Tensor run_lse;
+      out.slice(0, first, last)
+          .copy_(attend_run_aten(run,
+                                 q.slice(0, first, last),
+                                 k.slice(0, first, last),
+                                 v.slice(0, first, last),
+                                 layer,
+                                 scale,
+                                 lse == nullptr ? nullptr : &run_lse));
+      if (lse != nullptr) lse->slice(0, first, last).copy_(run_lse);
+      first = last;
+    }
+    return out;
+  }
+  write_native(runs_, k.contiguous(), v.contiguous(), layer);
+  const at::Tensor queries = q.contiguous();
+  kernels::AttendInput input;
+  input.shape = detail::attention_shape(q, k, scale);
+  input.num_tokens = num_tokens;
+  input.q = bf16_bits(queries);
+  input.tiles = bf16_bits(layer);
+  input.tile_lists = rows_->pages.data();
+  input.visible = rows_->visible.data();
+  kernels::attend(input, bf16_bits(out), lse == nullptr ? nullptr : lse->data_ptr<float>());
+  return out;
+}
+
+AttentionGradients PagedAttention::backward(int64_t,
+                                            const at::Tensor&,
+                                            const at::Tensor&,
+                                            const at::Tensor&,
+                                            const at::Tensor&,
+                                            const at::Tensor&,
+                                            const at::Tensor&,
+                                            double) {
+  BANYAN_ASSERT(false, "[paged_attention] backward: the rollout only infers");
+  return {};
+}
+
+}  // namespace banyan::ops
