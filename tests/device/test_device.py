@@ -14,10 +14,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "parity"))
 
-from models import random_samples, write_model  # noqa: E402
-from test_step import run  # noqa: E402
+from models import random_samples, write_model
+from test_step import run
 
-from banyan import _C  # noqa: E402
+from banyan import _C
 
 DEVICE = os.environ.get("BANYAN_TEST_DEVICE", "cpu")
 

@@ -17,10 +17,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, theta: float) -> torch.Tensor:
-    """RoPE on x [B, H, S, D] at positions 0..S-1, half-split form."""
+    """RoPE on x [B, H, S, D] at positions 0..S-1, half-split form; the table is fp32, as models define it."""
     size, half = x.shape[-2], x.shape[-1] // 2
-    frequency = theta ** (-torch.arange(half, dtype=torch.float64) / half)
-    angle = torch.arange(size, dtype=torch.float64)[:, None] * frequency
+    frequency = 1.0 / (theta ** (torch.arange(0, 2 * half, 2).float() / (2 * half)))
+    angle = torch.arange(size).float()[:, None] * frequency
     cos, sin = angle.cos().to(x), angle.sin().to(x)
     low, high = x[..., :half], x[..., half:]
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)

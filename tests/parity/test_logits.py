@@ -60,7 +60,7 @@ def test_sharing_does_not_change_a_bit_of_bf16_logits(tmp_path):
 @needs_smollm2
 def test_smollm2_logits(smollm2):
     text = list(range(100, 160))
-    samples = [text + [7, 8, 9], text + [300, 301], text[:20]]
+    samples = [[*text, 7, 8, 9], [*text, 300, 301], text[:20]]
     exact = reference_logits(
         AutoModelForCausalLM.from_pretrained(smollm2, torch_dtype=torch.float32), samples
     )

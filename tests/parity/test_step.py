@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
+from banyan.config.resolve import resolve
 from models import write_model
 from test_gradients import dense_loss
 
 from banyan import _C
-from banyan.config.resolve import resolve
 
 VOCAB = 131
 
@@ -63,7 +63,7 @@ class Host:
         pass
 
 
-def run(path, directory, **changes) -> tuple[Host, dict, dict]:
+def run(path, directory, dtype=None, **changes) -> tuple[Host, dict, dict]:
     overrides = {
         "data.train_files": "unused.jsonl",
         "algorithm.adv_estimator": "grpo",
@@ -81,6 +81,8 @@ def run(path, directory, **changes) -> tuple[Host, dict, dict]:
     }
     tree = resolve([f"{key}={value}" for key, value in overrides.items()]).tree
     tree["_shell"] = {"num_train_rows": 8, "stop_ids": [0], "model_dir": str(path)}
+    if dtype is not None:  # float64 is no user's choice; the exact comparison needs it
+        tree["actor_rollout_ref"]["rollout"]["dtype"] = dtype
     draw = torch.Generator().manual_seed(3)
     trunk = torch.randint(1, VOCAB, (20,), generator=draw).tolist()
     prompts = [trunk + torch.randint(1, VOCAB, (6 + i,), generator=draw).tolist() for i in range(4)]
@@ -92,7 +94,7 @@ def run(path, directory, **changes) -> tuple[Host, dict, dict]:
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_weight_changes_of_one_step(name, tmp_path):
     _, path = write_model(name, tmp_path)
-    host, tree, summary = run(path, tmp_path / "run")
+    host, tree, summary = run(path, tmp_path / "run", dtype="float64")
     by_row: dict[int, list[float]] = {}
     for score in host.scores:
         by_row.setdefault(score["row"], []).append(score["value"])
@@ -101,8 +103,8 @@ def test_weight_changes_of_one_step(name, tmp_path):
         values = torch.tensor(by_row[score["row"]], dtype=torch.float64)
         advantages.append(((score["value"] - values.mean()) / (values.std() + 1e-6)).item())
 
-    before = _C.Model.load(str(path), "fp32").params()
-    weights = {key: value.clone().requires_grad_() for key, value in before.items()}
+    before = _C.Model.load(str(path), "fp64").params()
+    weights = {key: value.double().clone().requires_grad_() for key, value in before.items()}
     config = json.loads((path / "config.json").read_text())
     loss = dense_loss(weights, config, host.trajectories, advantages, None, None, tree)
     loss.backward()
