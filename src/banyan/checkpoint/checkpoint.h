@@ -1,10 +1,16 @@
-// Checkpoints: `<dir>/global_step_N/` is an ordinary HF directory (bf16) with `state/` beside the weights.
+// Checkpoints: `<dir>/global_step_N/` is an ordinary HF directory (bf16) with `state/` beside the
+// weights.
 //
-// state/manifest.json  {"format": 1, "step": N, "files": {name: {"bytes", "sha256"}}, "tensors": {name: {"global_shape",
-//                      "offset", "file"}}, "trainer": {...}}; state/master.safetensors (fp32 masters),
-//                      state/moments.safetensors (m.<name>, v.<name>), no pickle anywhere.
-// Save: temporary folder -> write -> fsync -> rename -> `latest_checkpointed_iteration.txt` (temp + rename) -> only
-// then are old ones deleted. Load: only a folder whose manifest verifies; otherwise the newest older one that does.
+// state/manifest.json       {"format": 1, "step", "sequence", "files": {name: {"bytes", "sha256"}},
+//                           "tensors": {name: {"global_shape", "offset", "file"}},
+//                           "trainer": {"optimizer_steps", "skipped_in_a_row", "extra"},
+//                           "sha256": of the compact text of the rest}
+// state/master.safetensors  fp32 masters;  state/moments.safetensors  m.<name>, v.<name>;  no
+// pickle anywhere Save: temporary folder -> write -> fsync -> rename ->
+// `latest_checkpointed_iteration.txt` (temp + rename)
+// -> only then are old ones deleted. Load: only a folder whose manifest and hashes verify. The
+// newest is the one saved last (`sequence` counts the saves into a folder), not the one with the
+// largest step.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +23,17 @@
 
 namespace banyan::checkpoint {
 
-// What the trainer must find again beside weights and moments; all counter-based, so a few integers do.
+// What the trainer must find again beside weights and moments; all counter-based, so a few integers
+// do.
 struct TrainerState {
   int64_t global_step = 0;
-  int64_t skipped_in_a_row = 0;   // updates skipped for a non-finite norm, ending at this step
-  std::string extra;              // JSON of the host: data loader position, anything it needs
+  int64_t skipped_in_a_row = 0;  // updates skipped for a non-finite norm, ending at this step
+  std::string extra;             // JSON of the host: data loader position, anything it needs
 };
 
-// Writes `<dir>/global_step_N`; `config_from` is the HF directory whose config and tokenizer are copied.
-// Throws FileError; the previous checkpoint is untouched then. Keeps the newest `max_to_keep` (0 = all).
+// Writes `<dir>/global_step_N`; `config_from` is the HF directory whose config and tokenizer are
+// copied. Throws FileError; the previous checkpoint is untouched then. Keeps the newest
+// `max_to_keep` (0 = all).
 void save(const std::string& directory,
           models::CausalLM& model,
           optim::AdamW& optimizer,
@@ -34,14 +42,17 @@ void save(const std::string& directory,
           int64_t max_to_keep);
 
 struct Found {
-  std::string path;                    // .../global_step_N
-  std::vector<std::string> rejected;   // "<path>: <reason>" of newer ones that did not verify
+  std::string path;                   // .../global_step_N
+  std::vector<std::string> rejected;  // "<path>: <reason>" of newer ones that did not verify
 };
 
-// The newest checkpoint under `directory` whose manifest and hashes verify.
+// The newest checkpoint under `directory` whose manifest and hashes verify; nothing if there is
+// none at all. Throws FileError with every reason if there are some and none verifies.
 std::optional<Found> find_latest(const std::string& directory);
 
 // Restores masters, moments and the optimizer's step count in place (bit for bit) and repacks.
+// Throws FileError, with model and optimizer untouched, if a file, name, shape or type is not the
+// one wanted.
 TrainerState load(const std::string& path, models::CausalLM& model, optim::AdamW& optimizer);
 
 }  // namespace banyan::checkpoint
