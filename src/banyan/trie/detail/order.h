@@ -14,7 +14,7 @@ namespace banyan::trie::detail {
 struct Order {
   std::vector<int32_t> samples;  // [S] indices into the batch
   std::vector<int32_t> shared;   // [S] tokens whose nodes sample i shares with sample i - 1 of this
-                                // order; shared[0] = 0
+                                 // order; shared[0] = 0
 };
 
 // Throws [trie] on an empty sample or on vectors of unequal length, naming the uid.
