@@ -9,3 +9,8 @@ class UserError(Exception):
 
 class RunError(Exception):
     """A run that could not go on, such as one whose reward function failed too often. Exit code 1."""
+
+
+def core_text(error: BaseException) -> str:
+    """The message of an error of the core, without the C++ frames that LibTorch may append."""
+    return str(error).split("\nException raised from")[0].rstrip()

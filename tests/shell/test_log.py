@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -14,6 +15,7 @@ from banyan.log.loggers import RunLog
 from banyan.report.charts import Series, line_chart, ticks
 from banyan.report.report import write_report
 from banyan.report.summary import summarise
+from shell_files import ROOT
 
 
 def test_resuming_drops_a_torn_line_and_later_steps(tmp_path):
@@ -182,3 +184,18 @@ def test_charts_cover_their_values():
     assert ticks(1, 60, 6, whole=True)[-1] >= 60
     assert line_chart("t", "", [Series("a", [])]) == ""
     assert "<polyline" in line_chart("t", "s", [Series("a", [(1.0, 5.0)])])
+
+
+def test_every_metric_of_the_core_has_its_sentence():
+    page = (ROOT / "docs/guides/metrics.md").read_text()
+    sources = [path.read_text() for path in (ROOT / "src/banyan/train").glob("*.cpp")]
+    text = "\n".join(sources)
+    single = set(re.findall(r'metrics\["([\w/]+)"\]', text))
+    spread = set(re.findall(r'\.write\("([\w/]+)", metrics\)', text))
+    assert len(single) > 30
+    assert len(spread) >= 5
+    for name in single:
+        tail = name.rsplit("_", 1)[-1]
+        assert f"`{name}`" in page or f"`_{tail}`" in page, f"{name} is missing in metrics.md"
+    for name in spread:
+        assert f"`{name}/mean`" in page, f"{name}/mean is missing in metrics.md"

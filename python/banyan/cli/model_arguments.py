@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.data.chat import Chat
-from banyan.errors import UserError
+from banyan.errors import UserError, core_text
 from banyan.trainer.inputs import check_model
 
 
@@ -61,7 +61,7 @@ def load_model(args: argparse.Namespace) -> tuple[Any, Any]:
             str(args.model), dtype=args.dtype, device=args.device, kernels=args.kernels
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(str(error).splitlines()[0]) from error
+        raise UserError(core_text(error)) from error
     return core, model
 
 
@@ -92,7 +92,7 @@ def generate(
     try:
         stats = engine.generate(rows, params, lambda item: found[item["row"]].append(item))
     except (ValueError, IndexError) as error:
-        raise UserError(str(error).splitlines()[0]) from error
+        raise UserError(core_text(error)) from error
     return [sorted(items, key=lambda item: item["index"]) for items in found], stats
 
 

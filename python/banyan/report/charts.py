@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT = 460, 200
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 26
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 12, 12, 26
 Points = list[tuple[float, float]]
 
 
@@ -50,8 +50,9 @@ def line_chart(title: str, unit: str, series: list[Series]) -> str:
 
 def ticks(low: float, high: float, count: int, whole: bool = False) -> list[float]:
     """At most about `count` round numbers that cover [low, high]."""
-    if high <= low:
-        high = low + (1 if whole else max(abs(low) * 0.1, 1e-6))
+    if high <= low:  # one value: show it amid a range
+        margin = 1 if whole or low == 0 else abs(low) / 2
+        low, high = (low if whole or low == 0 else low - margin), high + margin
     raw = (high - low) / max(1, count - 1)
     power = 10 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
@@ -109,4 +110,4 @@ def short(value: float) -> str:
         return f"{int(value):,}"
     if abs(value) >= 1e6:
         return f"{value:.3g}"
-    return f"{value:.4g}"
+    return f"{value:.4g}" if abs(value) >= 1e-3 else f"{value:.2g}"

@@ -50,7 +50,7 @@ _CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ("Groups with equal rewards", "share", (("no signal", "training/flat_group_ratio"),)),
     (
         "Rollout against trainer",
-        "",
+        "largest gap of probabilities",
         (("largest difference of probabilities", "training/rollout_probs_diff_max"),),
     ),
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 from banyan import extension
 from banyan.config.resolve import Resolved, resolve
-from banyan.errors import RunError, UserError
+from banyan.errors import RunError, UserError, core_text
 from banyan.trainer import inputs as run_inputs
 
 
@@ -103,8 +103,8 @@ def _run_core(core: Any, config_json: str, host: Any) -> dict[str, Any]:
         return core.train(config_json, host)
     except (ValueError, IndexError, TypeError, OSError) as error:
         if host.has_started:
-            raise RunError(str(error).splitlines()[0]) from error
-        raise UserError(str(error).splitlines()[0]) from error
+            raise RunError(core_text(error)) from error
+        raise UserError(core_text(error)) from error
 
 
 def _write_report(
