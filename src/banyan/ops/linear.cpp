@@ -9,6 +9,7 @@
 
 #include "banyan/core/error.h"
 #include "banyan/kernels/cpu/gemm.h"
+#include "banyan/kernels/cpu/huge_pages.h"
 
 namespace banyan::ops {
 
@@ -65,6 +66,7 @@ void refresh(at::Tensor& packed, int64_t depth, int64_t columns) {
                       kernels::kPanel,
                       2},
                      at::kBFloat16);
+  kernels::advise_huge_pages(packed.data_ptr(), packed.nbytes());
 }
 
 }  // namespace

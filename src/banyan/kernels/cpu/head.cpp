@@ -39,6 +39,7 @@ void reduce_segment(const HeadInput& input,
   thread_local std::array<Scratch, kTilesPerGroup> row_scratch;
   alignas(64) float z[kRowTile * kVocabTile];
   std::array<RowTile, kTilesPerGroup> tiles;
+  std::array<LaneState, kTilesPerGroup * kRowTile> lanes;
   for (int64_t row = first_row, i = 0; row < last_row; row += kRowTile, ++i) {
     tiles[i] = row_tile(input.hidden + row * input.ld_hidden,
                         input.ld_hidden,
@@ -57,8 +58,7 @@ void reduce_segment(const HeadInput& input,
                   columns,
                   input.inverse_temperature,
                   with_entropy,
-                  states + row * state_stride,
-                  state_stride);
+                  &lanes[i * kRowTile]);
       for (int64_t r = 0; r < rows; ++r) {
         for (int32_t x = input.row_offsets[row + r]; x < input.row_offsets[row + r + 1]; ++x) {
           const int64_t column = input.token[x] - v;
@@ -68,6 +68,9 @@ void reduce_segment(const HeadInput& input,
         }
       }
     }
+  }
+  for (int64_t row = first_row; row < last_row; ++row) {
+    states[row * state_stride] = collapse(lanes[row - first_row]);
   }
 }
 

@@ -7,8 +7,8 @@
 // gives the threads enough equal work.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <limits>
 
 #include "banyan/kernels/cpu/gemm.h"
 
@@ -17,23 +17,35 @@ namespace banyan::kernels {
 inline constexpr int64_t kVocabTile = 256;
 inline constexpr int64_t kVocabSegment = 16 * kVocabTile;
 
-// Running log-sum-exp of s = z / tau: sum = Σ e^(s - max), weighted = Σ e^(s - max) (s - max).
+// Log-sum-exp of s = z / tau: sum = Σ e^(s - max), weighted = Σ e^(s - max) (s - max).
 struct SoftmaxState {
-  float max = -std::numeric_limits<float>::infinity();
+  float max = 0.0f;
   double sum = 0.0;
   double weighted = 0.0;
 };
 
-// Adds the logits z [rows, columns] (columns <= kVocabTile) to the states of the rows; `weighted`
-// is kept only if with_entropy, and does not change the other bits.
+// The same, running, for every kLanes-th logit of one row, so that a tile is added without a sum
+// across lanes.
+inline constexpr int64_t kLanes = 16;
+struct alignas(64) LaneState {
+  LaneState() { std::fill(max, max + kLanes, -1e30f); }  // finite, so that -inf logits count as 0
+
+  float max[kLanes];
+  float sum[kLanes] = {};
+  float weighted[kLanes] = {};
+};
+
+// Adds the logits z [rows, columns] (columns <= kVocabTile) to the states [rows]; `weighted` is
+// kept only if with_entropy, and does not change the other bits.
 void reduce_tile(const float* z,
                  int64_t ldz,
                  int64_t rows,
                  int64_t columns,
                  float inverse_temperature,
                  bool with_entropy,
-                 SoftmaxState* states,
-                 int64_t state_stride);
+                 LaneState* states);
+// What the lanes of a segment give together.
+SoftmaxState collapse(const LaneState& lanes);
 // Appends the state of the next segment.
 void merge(SoftmaxState& state, const SoftmaxState& next);
 double log_sum_exp(const SoftmaxState& state);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "banyan/kernels/cpu/head.h"
 #include "banyan/kernels/cpu/vecmath.h"
@@ -11,61 +12,89 @@ namespace banyan::kernels {
 
 namespace {
 
-// Halves `values` until one is left. A tree: short error, and each step is a loop without a carried
-// sum.
-BANYAN_INLINE float tree_sum(float* __restrict values) {
-#pragma GCC unroll 8
-  for (int64_t half = kVocabTile / 2; half >= 1; half /= 2) {
-#pragma GCC ivdep
-    for (int64_t i = 0; i < half; ++i) values[i] += values[i + half];
-  }
-  return values[0];
+// Vectors are passed between functions that are always inlined, so their calling convention does
+// not matter.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+using Lanes = float __attribute__((vector_size(4 * kLanes)));
+
+BANYAN_INLINE Lanes load(const float* values) {
+  Lanes lanes;
+  std::memcpy(&lanes, values, sizeof(lanes));
+  return lanes;
 }
 
-BANYAN_INLINE float tree_max(const float* __restrict values, float* __restrict work) {
-  for (int64_t i = 0; i < kVocabTile / 2; ++i) {
-    const float a = values[i];
-    const float b = values[i + kVocabTile / 2];
-    work[i] = a < b ? b : a;
-  }
-#pragma GCC unroll 8
-  for (int64_t half = kVocabTile / 4; half >= 1; half /= 2) {
-#pragma GCC ivdep
-    for (int64_t i = 0; i < half; ++i)
-      work[i] = work[i] < work[i + half] ? work[i + half] : work[i];
-  }
-  return work[0];
+BANYAN_INLINE void store(float* values, const Lanes& lanes) {
+  std::memcpy(values, &lanes, sizeof(lanes));
 }
 
-// Σ e^(s - max) and Σ e^(s - max) (s - max) of one tile, max included in the result.
+BANYAN_INLINE Lanes maximum(const Lanes& a, const Lanes& b) { return a < b ? b : a; }
+
+// Sum over the vectors of a tile, lane by lane, in four interleaved chains.
+BANYAN_INLINE Lanes sum_lanes(const float* values) {
+  Lanes sum[4] = {
+      load(values), load(values + kLanes), load(values + 2 * kLanes), load(values + 3 * kLanes)};
+  for (int64_t i = 4 * kLanes; i < kVocabTile; i += 4 * kLanes) {
+    for (int64_t c = 0; c < 4; ++c) sum[c] += load(values + i + c * kLanes);
+  }
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+// Adds one row of one tile to the lanes of the row.
 BANYAN_MULTIVERSION
-SoftmaxState tile_state(const float* z,
-                        int64_t columns,
-                        float inverse_temperature,
-                        bool with_entropy) {
+void add_row(const float* z,
+             int64_t columns,
+             float inverse_temperature,
+             bool with_entropy,
+             LaneState& state) {
   alignas(64) float s[kVocabTile];
-  alignas(64) float work[kVocabTile];
+  alignas(64) float p[kVocabTile];
+  alignas(64) float max[kLanes];
+  alignas(64) float shift[kLanes];
+  alignas(64) float scale[kLanes];
   if (columns == kVocabTile) {
     for (int64_t i = 0; i < kVocabTile; ++i) s[i] = z[i] * inverse_temperature;
   } else {
     for (int64_t i = 0; i < columns; ++i) s[i] = z[i] * inverse_temperature;
     for (int64_t i = columns; i < kVocabTile; ++i) s[i] = -std::numeric_limits<float>::infinity();
   }
-  SoftmaxState state;
-  state.max = tree_max(s, work);
-  for (int64_t i = 0; i < kVocabTile; ++i) work[i] = exp_f32(s[i] - state.max);
-  if (with_entropy) {
-    for (int64_t i = 0; i < kVocabTile; ++i) {
-      const float below = s[i] - state.max;
-      s[i] = work[i] * (below < -88.0f ? -88.0f : below);  // e^-88 counts as 0, so no 0 * inf
-    }
-    state.weighted = tree_sum(s);
+  Lanes largest[4] = {load(state.max), load(s), load(s + kLanes), load(s + 2 * kLanes)};
+  for (int64_t i = 3 * kLanes, c = 0; i < kVocabTile; i += kLanes, ++c) {
+    largest[c % 4] = maximum(largest[c % 4], load(s + i));
   }
-  state.sum = tree_sum(work);
-  return state;
+  store(max, maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3])));
+  for (int64_t l = 0; l < kLanes; ++l) shift[l] = state.max[l] - max[l];
+  for (int64_t l = 0; l < kLanes; ++l) scale[l] = exp_f32(shift[l]);
+  for (int64_t i = 0; i < kVocabTile; i += kLanes) {
+    for (int64_t l = 0; l < kLanes; ++l) p[i + l] = exp_f32(s[i + l] - max[l]);
+  }
+  if (with_entropy) {
+    for (int64_t i = 0; i < kVocabTile; i += kLanes) {
+      for (int64_t l = 0; l < kLanes; ++l) {
+        const float below = s[i + l] - max[l];
+        s[i + l] =
+            p[i + l] * (below < -88.0f ? -88.0f : below);  // e^-88 counts as 0, so no 0 * inf
+      }
+    }
+    const Lanes weighted = load(state.weighted) + load(shift) * load(state.sum);
+    store(state.weighted, load(scale) * weighted + sum_lanes(s));
+  }
+  store(state.sum, load(scale) * load(state.sum) + sum_lanes(p));
+  store(state.max, load(max));
 }
 
 }  // namespace
+
+SoftmaxState collapse(const LaneState& lanes) {
+  SoftmaxState state{*std::max_element(lanes.max, lanes.max + kLanes), 0.0, 0.0};
+  for (int64_t l = 0; l < kLanes; ++l) {
+    const float shift = lanes.max[l] - state.max;
+    const double scale = exp_f32(shift);
+    state.sum += scale * lanes.sum[l];
+    state.weighted += scale * (lanes.weighted[l] + static_cast<double>(shift) * lanes.sum[l]);
+  }
+  return state;
+}
 
 void merge(SoftmaxState& state, const SoftmaxState& next) {
   if (state.sum == 0.0) {
@@ -98,11 +127,9 @@ void reduce_tile(const float* z,
                  int64_t columns,
                  float inverse_temperature,
                  bool with_entropy,
-                 SoftmaxState* states,
-                 int64_t state_stride) {
+                 LaneState* states) {
   for (int64_t row = 0; row < rows; ++row) {
-    merge(states[row * state_stride],
-          tile_state(z + row * ldz, columns, inverse_temperature, with_entropy));
+    add_row(z + row * ldz, columns, inverse_temperature, with_entropy, states[row]);
   }
 }
 
@@ -118,13 +145,17 @@ void logits_logprob(const float* logits,
       SoftmaxState whole;
       for (int64_t first = 0; first < vocabulary; first += kVocabSegment) {
         const int64_t last = std::min(vocabulary, first + kVocabSegment);
-        SoftmaxState segment;
+        LaneState segment;
         for (int64_t v = first; v < last; v += kVocabTile) {
-          const int64_t columns = std::min(kVocabTile, last - v);
-          reduce_tile(
-              z + v, 0, 1, columns, inverse_temperature, /*with_entropy=*/false, &segment, 0);
+          reduce_tile(z + v,
+                      /*ldz=*/0,
+                      /*rows=*/1,
+                      std::min(kVocabTile, last - v),
+                      inverse_temperature,
+                      /*with_entropy=*/false,
+                      &segment);
         }
-        merge(whole, segment);
+        merge(whole, collapse(segment));
       }
       const float chosen = z[token[row]] * inverse_temperature;
       logprob[row] = static_cast<float>(chosen - log_sum_exp(whole));

@@ -8,6 +8,8 @@
 #include <memory>
 #include <new>
 
+#include "banyan/kernels/cpu/huge_pages.h"
+
 namespace banyan::kernels {
 
 class Scratch {
@@ -19,6 +21,7 @@ class Scratch {
     if (bytes > bytes_) {
       data_.reset();  // before the new buffer, so that the two never stand together
       data_.reset(static_cast<std::byte*>(::operator new(bytes, kAlignment)));
+      advise_huge_pages(data_.get(), bytes);
       bytes_ = bytes;
     }
     return reinterpret_cast<T*>(data_.get());
