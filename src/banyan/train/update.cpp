@@ -26,12 +26,12 @@ algo::LossTokens loss_tokens(const Batch& batch,
   for (size_t s = 0; s < block.samples.size(); ++s) {
     const int64_t i = mini_batch[block.samples[s]];
     const int64_t length = block.edges.logical_offsets[s + 1] - block.edges.logical_offsets[s];
-    advantage.push_back(at::full({length}, batch.advantage[i], tokens.log_prob.options()));
+    advantage.push_back(at::full({length}, batch.advantage[i], at::kDouble));
     if (!batch.old_log_prob.empty()) old_log_prob.push_back(batch.old_log_prob[i]);
     if (!batch.ref_log_prob.empty()) ref_log_prob.push_back(batch.ref_log_prob[i]);
   }
   tokens.offsets.assign(block.edges.logical_offsets.begin(), block.edges.logical_offsets.end());
-  tokens.advantage = at::cat(advantage);
+  tokens.advantage = at::cat(advantage).to(tokens.log_prob);
   tokens.mask = at::ones_like(tokens.log_prob);
   if (!old_log_prob.empty()) tokens.old_log_prob = at::cat(old_log_prob).to(tokens.log_prob);
   if (!ref_log_prob.empty()) tokens.ref_log_prob = at::cat(ref_log_prob).to(tokens.log_prob);
