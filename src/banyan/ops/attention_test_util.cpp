@@ -1,6 +1,7 @@
 #include "banyan/ops/attention_test_util.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/equal.h>
@@ -137,6 +138,9 @@ Result dense_bf16(const trie::Trie& trie,
   }
   return result;
 }
+
+OneThread::OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
+OneThread::~OneThread() { at::set_num_threads(before_); }
 
 double relative_error(const at::Tensor& got, const at::Tensor& wanted) {
   const at::Tensor w = wanted.to(at::kDouble);

@@ -7,6 +7,7 @@
 #include "banyan/kernels/cpu/attention.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <limits>
 
@@ -22,6 +23,7 @@ namespace banyan::kernels {
 namespace {
 
 constexpr int64_t kBlockRows = 96;
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
 struct BlockScratch {
   uint16_t* q;      // [rows, D]
@@ -45,6 +47,39 @@ BlockScratch carve(Carver& carver, int64_t rows, int64_t head_dim) {
   return block;
 }
 
+// bf16 of a number >= 0 (a NaN here is one in the row's sum too).
+BANYAN_INLINE uint16_t round_probability(float p) {
+  const uint32_t bits = std::bit_cast<uint32_t>(p);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// One row of 64 scores becomes probabilities; `max` goes in as the running maximum of the row and
+// comes out as the new one. Returns the sum of the probabilities.
+BANYAN_INLINE float softmax_row(
+    int32_t valid, float scale, float* __restrict s, uint16_t* __restrict p, float* max) {
+  constexpr int32_t kColumns = kTileTokens;
+  for (int32_t i = 0; i < kColumns; ++i) s[i] = i < valid ? s[i] * scale : kNegInf;
+  // Sixteen columns apart, so that each statement is one vector operation.
+  Lanes largest;
+  for (int64_t i = 0; i < kLanes; ++i) {
+    const float left = s[i] > s[i + 16] ? s[i] : s[i + 16];
+    const float right = s[i + 32] > s[i + 48] ? s[i + 32] : s[i + 48];
+    largest.at[i] = left > right ? left : right;
+  }
+  const float tile_max = largest.max();
+  const float new_max = *max > tile_max ? *max : tile_max;
+  for (int32_t i = 0; i < kColumns; ++i) {
+    s[i] = exp_f32(s[i] - new_max);
+    p[i] = round_probability(s[i]);
+  }
+  Lanes total;
+  for (int64_t i = 0; i < kLanes; ++i) {
+    total.at[i] = ((s[i] + s[i + 16]) + s[i + 32]) + s[i + 48];
+  }
+  *max = new_max;
+  return total.sum();
+}
+
 }  // namespace
 
 // One tile of the online softmax for rows whose first `valid` columns are visible: updates max, sum
@@ -58,34 +93,25 @@ void softmax_tile(int64_t rows,
                   float* __restrict row_max,
                   float* __restrict row_sum,
                   float* __restrict alpha) {
-  constexpr float kNegInf = -std::numeric_limits<float>::infinity();
-  for (int64_t row = 0; row < rows; ++row) {
-    float* s = scores + row * kTileTokens;
-    uint16_t* p = probs + row * kTileTokens;
-    Lanes largest;
-    for (int64_t i = 0; i < kLanes; ++i) largest.at[i] = kNegInf;
-    for (int64_t first = 0; first < kTileTokens; first += kLanes) {
-      for (int64_t i = 0; i < kLanes; ++i) {
-        const float x = first + i < valid ? s[first + i] * scale : kNegInf;
-        s[first + i] = x;
-        largest.at[i] = x > largest.at[i] ? x : largest.at[i];
-      }
+  for (int64_t first = 0; first < rows; first += kLanes) {
+    const int64_t n = rows - first < kLanes ? rows - first : kLanes;
+    float shift[kLanes] = {};
+    float total[kLanes] = {};
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t row = first + i;
+      const float old_max = row_max[row];
+      total[i] = softmax_row(static_cast<int32_t>(valid),
+                             scale,
+                             scores + row * kTileTokens,
+                             probs + row * kTileTokens,
+                             &row_max[row]);
+      shift[i] = old_max - row_max[row];
     }
-    const float tile_max = largest.max();
-    const float old_max = row_max[row];
-    const float new_max = old_max > tile_max ? old_max : tile_max;
-    Lanes total;
-    for (int64_t first = 0; first < kTileTokens; first += kLanes) {
-      for (int64_t i = 0; i < kLanes; ++i) {
-        const float e = exp_f32(s[first + i] - new_max);
-        total.at[i] += e;
-        p[first + i] = f32_to_bf16(e);
-      }
+    for (int64_t i = 0; i < kLanes; ++i) shift[i] = exp_f32(shift[i]);
+    for (int64_t i = 0; i < n; ++i) {
+      alpha[first + i] = shift[i];
+      row_sum[first + i] = fma(row_sum[first + i], shift[i], total[i]);
     }
-    const float a = exp_f32(old_max - new_max);
-    alpha[row] = a;
-    row_max[row] = new_max;
-    row_sum[row] = fma(row_sum[row], a, total.sum());
   }
 }
 
@@ -164,7 +190,7 @@ class AttendBlock {
   // Rows of tokens [t, stop), which read the same tile for path positions first, first + 1, ...
   void span(int64_t kv_head, int64_t first, int32_t tile, int64_t begin, int64_t t, int64_t stop) {
     const int64_t rows = (stop - t) * group_;
-    const int64_t padded = round_up(rows, kRowStep);
+    const int64_t padded = padded_rows(rows);
     const int64_t row0 = (t - begin) * group_;
     const uint16_t* keys =
         input_.tiles + (tile * input_.shape.num_kv_heads + kv_head) * tile_elements(dim_);

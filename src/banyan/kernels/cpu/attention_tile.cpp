@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "banyan/kernels/cpu/gemm.h"
 #include "banyan/kernels/cpu/multiversion.h"
@@ -21,6 +22,30 @@ BANYAN_INLINE uint32_t load_pair(const uint16_t* p) {
 }
 
 BANYAN_INLINE void store_pair(uint16_t* p, uint32_t pair) { std::memcpy(p, &pair, sizeof(pair)); }
+
+// True if the first rows of a product have the same bits whether it has 4, 8, 12 or 16 rows.
+bool few_rows_keep_bits() {
+  constexpr int64_t kDim = 64;
+  std::vector<uint16_t> a(kRowStep * kDim);
+  std::vector<uint16_t> b(kTileTokens * kDim);
+  uint32_t state = 1;
+  const auto draw = [&] {  // in [-1, 1)
+    state = state * 1664525u + 1013904223u;
+    return f32_to_bf16(static_cast<float>(state >> 8) * 0x1p-23f - 1.0f);
+  };
+  std::generate(a.begin(), a.end(), draw);
+  std::generate(b.begin(), b.end(), draw);
+  std::vector<float> wanted(kRowStep * kTileTokens);
+  std::vector<float> got(kRowStep * kTileTokens);
+  tile_gemm(kRowStep, kTileTokens, kDim, /*accumulate=*/false, a.data(), b.data(), wanted.data());
+  bool same = true;
+  for (int64_t rows = 4; rows < kRowStep; rows += 4) {
+    tile_gemm(rows, kTileTokens, kDim, /*accumulate=*/false, a.data(), b.data(), got.data());
+    same = same && std::memcmp(got.data(), wanted.data(), rows * kTileTokens * sizeof(float)) == 0;
+  }
+  gemm_release();
+  return same;
+}
 
 }  // namespace
 
@@ -124,6 +149,11 @@ void tile_gemm(int64_t m,
                               reinterpret_cast<const at::BFloat16*>(b),
                               c,
                               /*is_vnni=*/true);
+}
+
+int64_t padded_rows(int64_t rows) {
+  static const int64_t few_step = few_rows_keep_bits() ? 4 : kRowStep;
+  return round_up(rows, rows < kRowStep ? few_step : kRowStep);
 }
 
 }  // namespace banyan::kernels

@@ -42,4 +42,9 @@ void tile_gemm(int64_t m,
                const uint16_t* b,
                float* c);
 
+// Rows that a product over `rows` rows takes so that few shapes exist: the next multiple of 16, and
+// below that of 4 where the processor is seen (once, on a small product) to give a row the same
+// bits then.
+int64_t padded_rows(int64_t rows);
+
 }  // namespace banyan::kernels
