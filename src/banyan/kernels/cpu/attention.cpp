@@ -7,7 +7,6 @@
 #include "banyan/kernels/cpu/attention.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
 
@@ -47,12 +46,6 @@ BlockScratch carve(Carver& carver, int64_t rows, int64_t head_dim) {
   return block;
 }
 
-// bf16 of a number >= 0 (a NaN here is one in the row's sum too).
-BANYAN_INLINE uint16_t round_probability(float p) {
-  const uint32_t bits = std::bit_cast<uint32_t>(p);
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 // One row of 64 scores becomes probabilities; `max` goes in as the running maximum of the row and
 // comes out as the new one. Returns the sum of the probabilities.
 BANYAN_INLINE float softmax_row(
@@ -70,7 +63,7 @@ BANYAN_INLINE float softmax_row(
   const float new_max = *max > tile_max ? *max : tile_max;
   for (int32_t i = 0; i < kColumns; ++i) {
     s[i] = exp_f32(s[i] - new_max);
-    p[i] = round_probability(s[i]);
+    p[i] = round_number(s[i]);
   }
   Lanes total;
   for (int64_t i = 0; i < kLanes; ++i) {

@@ -47,15 +47,19 @@ void grad_scores_by_key(int64_t keys,
                         const float* __restrict delta,
                         uint16_t* __restrict probs,
                         uint16_t* __restrict grad_scores) {
-  for (int64_t key = 0; key < keys; ++key) {
-    const int64_t row = key * queries;
-    const int64_t first = diagonal ? key : 0;
-    for (int64_t query = 0; query < queries; ++query) {
-      const float e = exp_f32(fma(scores[row + query], scale, -lse[query]));
-      const float p = query < first ? 0.0f : e;
-      const float ds = p * (grad_probs[row + query] - delta[query]);
-      probs[row + query] = f32_to_bf16(p);
-      grad_scores[row + query] = f32_to_bf16(query < first ? 0.0f : ds);
+  const auto columns = static_cast<int32_t>(queries);
+  for (int32_t key = 0; key < static_cast<int32_t>(keys); ++key) {
+    const float* s = scores + key * columns;
+    const float* dp = grad_probs + key * columns;
+    uint16_t* p = probs + key * columns;
+    uint16_t* ds = grad_scores + key * columns;
+    const int32_t first = diagonal ? key : 0;
+    for (int32_t query = 0; query < columns; ++query) {
+      const float e = exp_f32(fma(s[query], scale, -lse[query]));
+      const float seen = query < first ? 0.0f : e;
+      const float grad = e * (dp[query] - delta[query]);
+      p[query] = round_number(seen);
+      ds[query] = round_number(query < first ? 0.0f : grad);
     }
   }
 }
@@ -72,13 +76,17 @@ void grad_scores_by_query(int64_t queries,
                           const float* __restrict lse,
                           const float* __restrict delta,
                           uint16_t* __restrict grad_scores) {
-  for (int64_t query = 0; query < queries; ++query) {
-    const int64_t row = query * keys;
-    const int64_t seen = diagonal ? std::min(valid, query + 1) : valid;
-    for (int64_t key = 0; key < keys; ++key) {
-      const float p = exp_f32(fma(scores[row + key], scale, -lse[query]));
-      const float ds = p * (grad_probs[row + key] - delta[query]);
-      grad_scores[row + key] = f32_to_bf16(key < seen ? ds : 0.0f);
+  const auto columns = static_cast<int32_t>(keys);
+  for (int32_t query = 0; query < static_cast<int32_t>(queries); ++query) {
+    const float* s = scores + query * columns;
+    const float* dp = grad_probs + query * columns;
+    uint16_t* ds = grad_scores + query * columns;
+    const auto seen = static_cast<int32_t>(diagonal ? std::min(valid, query + int64_t{1}) : valid);
+    const float offset = -lse[query];
+    const float mean = delta[query];
+    for (int32_t key = 0; key < columns; ++key) {
+      const float grad = exp_f32(fma(s[key], scale, offset)) * (dp[key] - mean);
+      ds[key] = round_number(key < seen ? grad : 0.0f);
     }
   }
 }

@@ -50,13 +50,13 @@ bool few_rows_keep_bits() {
 }  // namespace
 
 BANYAN_MULTIVERSION
-void plain_tile_gemm(int64_t m,
-                     int64_t n,
-                     int64_t k,
-                     bool accumulate,
-                     const uint16_t* __restrict a,
-                     const uint16_t* __restrict b,
-                     float* __restrict c) {
+void tile_gemm_portable(int64_t m,
+                        int64_t n,
+                        int64_t k,
+                        bool accumulate,
+                        const uint16_t* __restrict a,
+                        const uint16_t* __restrict b,
+                        float* __restrict c) {
   for (int64_t i = 0; i < m; ++i) {
     float* row = c + i * n;
     if (!accumulate) std::fill(row, row + n, 0.0f);
@@ -72,14 +72,47 @@ void plain_tile_gemm(int64_t m,
   }
 }
 
+// 8 pairs of 8 rows, transposed: out[i * stride] holds pair i of the rows, side by side. The stages
+// swap halves, quarters and neighbours of the compiler's vectors (GCC and clang).
+BANYAN_INLINE void transpose_pairs(const uint16_t* const* rows,
+                                   int64_t pair,
+                                   int64_t stride,
+                                   uint16_t* out) {
+  using Eight = uint32_t __attribute__((vector_size(32)));
+  Eight a[8];
+  Eight b[8];
+  for (int64_t i = 0; i < 8; ++i) std::memcpy(&a[i], rows[i] + 2 * pair, sizeof(Eight));
+  for (int64_t i = 0; i < 8; i += 2) {
+    b[i] = __builtin_shufflevector(a[i], a[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+    b[i + 1] = __builtin_shufflevector(a[i], a[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+  }
+  for (int64_t i = 0; i < 8; i += 4) {
+    for (int64_t j = i; j < i + 2; ++j) {
+      a[j] = __builtin_shufflevector(b[j], b[j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      a[j + 2] = __builtin_shufflevector(b[j], b[j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  }
+  for (int64_t i = 0; i < 4; ++i) {
+    b[i] = __builtin_shufflevector(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    b[i + 4] = __builtin_shufflevector(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+  for (int64_t i = 0; i < 8; ++i) std::memcpy(out + i * stride, &b[i], sizeof(Eight));
+}
+
 BANYAN_MULTIVERSION
 void pack_columns(
     const uint16_t* const* rows, int64_t n, int64_t width, int64_t head_dim, uint16_t* out) {
-  // Sixteen rows at a time: their lines stay in the cache while whole lines of `out` are written.
-  for (int64_t first = 0; first < width; first += 16) {
-    const int64_t last = std::min(first + 16, width);
+  const int64_t pairs = head_dim / 2;
+  for (int64_t first = 0; first < width; first += 8) {
+    const int64_t last = std::min(first + 8, width);
+    int64_t pair = 0;
+    if (first + 8 <= n) {
+      for (; pair + 8 <= pairs; pair += 8) {
+        transpose_pairs(rows + first, pair, 2 * width, out + (pair * width + first) * 2);
+      }
+    }
     const int64_t filled = std::clamp<int64_t>(n, first, last);
-    for (int64_t pair = 0; pair < head_dim / 2; ++pair) {
+    for (; pair < pairs; ++pair) {
       uint16_t* line = out + pair * 2 * width;
       for (int64_t p = first; p < filled; ++p) {
         store_pair(line + 2 * p, load_pair(rows[p] + 2 * pair));
@@ -135,7 +168,7 @@ void tile_gemm(int64_t m,
                const uint16_t* b,
                float* c) {
   if (!native_gemm_available()) {
-    plain_tile_gemm(m, n, k, accumulate, a, b, c);
+    tile_gemm_portable(m, n, k, accumulate, a, b, c);
     return;
   }
   at::native::cpublas::brgemm(m,

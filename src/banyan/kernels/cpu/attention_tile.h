@@ -8,7 +8,10 @@
 // A page of the rollout's pool is one tile per kv head.
 #pragma once
 
+#include <bit>
 #include <cstdint>
+
+#include "banyan/kernels/cpu/multiversion.h"
 
 namespace banyan::kernels {
 
@@ -16,6 +19,13 @@ inline constexpr int64_t kTileTokens = 64;
 
 // bf16 elements of one tile, keys and values.
 constexpr int64_t tile_elements(int64_t head_dim) { return 2 * kTileTokens * head_dim; }
+
+// bf16 of a number, to nearest even; the NaN that arithmetic gives stays one. Cheaper than
+// f32_to_bf16, which keeps every NaN.
+BANYAN_INLINE uint16_t round_number(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
 
 // Row pointers rows[0..n) of head_dim bf16 each -> [head_dim / 2][width][2]; columns n..width are
 // zero.
@@ -41,6 +51,15 @@ void tile_gemm(int64_t m,
                const uint16_t* a,
                const uint16_t* b,
                float* c);
+
+// The plain loop.
+void tile_gemm_portable(int64_t m,
+                        int64_t n,
+                        int64_t k,
+                        bool accumulate,
+                        const uint16_t* a,
+                        const uint16_t* b,
+                        float* c);
 
 // Rows that a product over `rows` rows takes so that few shapes exist: the next multiple of 16, and
 // below that of 4 where the processor is seen (once, on a small product) to give a row the same
