@@ -34,15 +34,17 @@ void softmax_gradient(float* z,
                       int64_t columns,
                       float inverse_temperature,
                       const RowGradient& row) {
-  if (row.b == 0.0f) {
-    for (int64_t j = 0; j < columns; ++j)
-      z[j] = row.a * exp_f32(fma(z[j], inverse_temperature, -row.lse));
+  const auto [lse, a, b, entropy] = row;  // copies: z might alias it otherwise
+  if (b == 0.0f) {
+    for (int64_t j = 0; j < columns; ++j) {
+      z[j] = a * exp_f32(fma(z[j], inverse_temperature, -lse));
+    }
     return;
   }
   for (int64_t j = 0; j < columns; ++j) {
-    const float log_p = fma(z[j], inverse_temperature, -row.lse);
+    const float log_p = fma(z[j], inverse_temperature, -lse);
     const float finite = log_p < -88.0f ? -88.0f : log_p;
-    z[j] = exp_f32(log_p) * fma(row.b, finite + row.entropy, row.a);
+    z[j] = exp_f32(log_p) * fma(b, finite + entropy, a);
   }
 }
 
