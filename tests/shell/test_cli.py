@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from banyan.cli import main as cli
 from banyan.cli.main import VERBS, main
 from shell_files import data_row, write_jsonl
+
+pytest_plugins = ["shell_fixtures"]
 
 
 def run(argv, capsys):
@@ -18,7 +21,7 @@ def run(argv, capsys):
     return code, captured.out, captured.err
 
 
-@pytest.mark.parametrize("verb", sorted(set(VERBS) - {"bench"}))
+@pytest.mark.parametrize("verb", sorted(VERBS))
 def test_every_verb_has_help(verb, capsys):
     code, out, _ = run([verb, "--help"], capsys)
     assert code == 0
@@ -71,6 +74,20 @@ def test_a_dry_run_checks_everything_and_stops(arguments, capsys):
     code, out, _ = run(["train", "--dry-run", *arguments, "--share", "off"], capsys)
     assert code == 0
     assert "8 training rows" in out
+    code, _, err = run(
+        ["train", "--dry-run", *arguments, "reward.custom_reward_function.name=absent"], capsys
+    )
+    assert code == 0  # without a file the name is not looked at
+    broken = f"reward.custom_reward_function.path={write_broken_reward(arguments)}"
+    code, _, err = run(["train", "--dry-run", *arguments, broken], capsys)
+    assert code == 2
+    assert "Traceback" not in err
+
+
+def write_broken_reward(arguments):
+    path = Path(arguments[1].partition("=")[2]).with_name("reward.py")
+    path.write_text("def compute_score(:\n")
+    return path
 
 
 def test_config_errors_help_and_data_errors_do_not_load_torch(arguments, tmp_path):

@@ -13,6 +13,8 @@ from banyan.data.loader import Loader
 from banyan.errors import UserError
 from shell_files import TEST_DATA, data_row, write_jsonl, write_model_dir
 
+pytest_plugins = ["shell_fixtures"]
+
 OPTIONS = dataset.Options("prompt", "data_source", 512, "error", False, -1, {})
 
 

@@ -16,6 +16,8 @@ from banyan.trainer.interrupt import Interrupt
 from banyan.trainer.main_ppo import train
 from shell_files import data_row, write_jsonl
 
+pytest_plugins = ["shell_fixtures"]
+
 
 class StandInCore:
     """Answers every prompt with '#### <n>', as train/trainer.cpp would call the host."""

@@ -57,10 +57,19 @@ def run(args: argparse.Namespace) -> int:
     config = resolve_arguments(args)
     inputs = run_inputs.load(config)
     if args.dry_run:
+        _check_rewards(config, inputs)
         for line in [*config.notes, *inputs.notes, "dry run: configuration and data are in order"]:
             print(line)
         return 0
     return train(config, inputs)
+
+
+def _check_rewards(config: Resolved, inputs: run_inputs.Inputs) -> None:
+    """Loads the reward function in a worker, as the run would."""
+    from banyan.reward.manager import RewardManager
+
+    with RewardManager(config.tree) as rewards:
+        rewards.check_data_sources(inputs.data_sources())
 
 
 def train(config: Resolved, inputs: run_inputs.Inputs, core: Any = None) -> int:
