@@ -1,9 +1,10 @@
-// Log-probabilities on the edges of a trie (specification A6, A8): one head row per source token, one
-// log-probability per (source -> child token) edge, entropy per row, without a [T, V] tensor of logits.
-//   z = h Wᵀ (fp32),  l_x = z[token_x] / tau - lse(z / tau),  H = lse - sum softmax(z / tau) z / tau
-//   dz = (1/tau) (sum_x g_x onehot(token_x) - G p) - (h_r / tau) p (log p + H),  G = sum_x g_x
-// The vocabulary is walked in fixed tiles in ascending order with a running (max, sum), so a row's bits depend
-// on the row alone; rollout samples from the same logits and calls the same reduction.
+// Log-probabilities on the edges of a trie (specification A6, A8): one head row per source token,
+// one log-probability per (source -> child token) edge, entropy per row, without a [T, V] tensor of
+// logits.
+//   z = h Wᵀ (fp32),  l_x = z[token_x] / tau - lse(z / tau),  H = lse - sum softmax(z / tau) z /
+//   tau dz = (1/tau) (sum_x g_x onehot(token_x) - G p) - (h_r / tau) p (log p + H),  G = sum_x g_x
+// The vocabulary is walked in fixed tiles in ascending order with a running (max, sum), so a row's
+// bits depend on the row alone; rollout samples from the same logits and calls the same reduction.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,8 +33,8 @@ EdgeLogprob edge_logprob_forward(const at::Tensor& hidden,
                                  bool with_entropy,
                                  const ComputeOptions& options);
 
-// grad_logprob [X] and grad_entropy [R] (or undefined) in logprob's dtype -> d(hidden) [R, E] compute dtype;
-// grad_head [V, E] fp32 (fp64) += dzᵀ hidden. Logits are recomputed tile by tile.
+// grad_logprob [X] and grad_entropy [R] (or undefined) in logprob's dtype -> d(hidden) [R, E]
+// compute dtype; grad_head [V, E] fp32 (fp64) += dzᵀ hidden. Logits are recomputed tile by tile.
 at::Tensor edge_logprob_backward(const at::Tensor& hidden,
                                  const LinearWeight& head,
                                  const EdgeIndex& index,
@@ -44,12 +45,14 @@ at::Tensor edge_logprob_backward(const at::Tensor& hidden,
                                  at::Tensor& grad_head,
                                  const ComputeOptions& options);
 
-// Logits [B, V] fp32 (fp64 for fp64) of a few rows, for sampling: the same bits that edge_logprob reduces.
+// Logits [B, V] fp32 (fp64 for fp64) of a few rows, for sampling: the same bits that edge_logprob
+// reduces.
 at::Tensor head_logits(const at::Tensor& hidden,
                        const LinearWeight& head,
                        const ComputeOptions& options);
 
-// log_softmax(z / tau)[token] of rows z [B, V] as edge_logprob_forward gives it, bit for bit. token [B] int32.
+// log_softmax(z / tau)[token] of rows z [B, V] as edge_logprob_forward gives it, bit for bit. token
+// [B] int32.
 at::Tensor logits_logprob(const at::Tensor& logits,
                           const at::Tensor& token,
                           double temperature,

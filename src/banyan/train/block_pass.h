@@ -57,7 +57,8 @@ SampleScores score_samples(models::CausalLM& model,
                            double temperature,
                            bool with_entropy);
 
-// Logits of every token of each sample, [tokens, V] fp32 (fp64): small inputs, for parity with other systems.
+// Logits of every token of each sample, [tokens, V] fp32 (fp64): small inputs, for parity with
+// other systems.
 std::vector<at::Tensor> sample_logits(models::CausalLM& model,
                                       const std::vector<Sample>& samples,
                                       bool share);
