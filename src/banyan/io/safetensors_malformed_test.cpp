@@ -13,6 +13,8 @@
 namespace banyan::io {
 namespace {
 
+using namespace std::string_literals;
+
 std::string with_length(uint64_t length, const std::string& rest) {
   std::string bytes(8, '\0');
   std::memcpy(bytes.data(), &length, 8);
@@ -245,6 +247,72 @@ TEST(SafetensorsMalformed, NotAFile) {
             std::string::npos);
   EXPECT_NE(file_error_of([&] { SafetensorsFile file("/dev/zero"); }).find("got a device"),
             std::string::npos);
+}
+
+// Random damage to good headers: each is refused with a FileError or tiles its data exactly.
+TEST(SafetensorsMalformed, DamagedHeadersAreRefusedOrWhole) {
+  const std::string good =
+      R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+      R"("b":{"dtype":"F4","shape":[4],"data_offsets":[24,26]},"c":{"dtype":"U8","shape":[0,9],"data_offsets":[26,26]}})";
+  constexpr uint64_t kDataBytes = 26;
+  const std::vector<std::string> pieces = {"{",
+                                           "}",
+                                           "[",
+                                           "]",
+                                           ",",
+                                           ":",
+                                           "\"",
+                                           "0",
+                                           "-1",
+                                           " ",
+                                           "\n",
+                                           "\xff",
+                                           "\\u0000",
+                                           "null",
+                                           "1e9",
+                                           "2.0",
+                                           "F64",
+                                           "..",
+                                           "\0"s,
+                                           "\t",
+                                           "9223372036854775808",
+                                           "\"shape\":[],",
+                                           "\\ud800",
+                                           "\x80"};
+  uint64_t state = 1;
+  const auto draw = [&](size_t below) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<size_t>(state >> 33) % below;
+  };
+  int accepted = 0;
+  for (int round = 0; round < 20000; ++round) {
+    std::string text = good;
+    for (size_t edits = draw(4); edits > 0; --edits) {
+      const size_t place = draw(text.size() + 1);
+      switch (draw(3)) {
+        case 0:
+          text.insert(place, pieces[draw(pieces.size())]);
+          break;
+        case 1:
+          text.erase(place, 1 + draw(3));
+          break;
+        default:
+          if (place < text.size()) text[place] = static_cast<char>(draw(256));
+      }
+    }
+    try {
+      uint64_t covered = 0;
+      for (const auto& [name, entry] : parse_header("f", text, kDataBytes).entries) {
+        covered += entry.end - entry.begin;
+      }
+      EXPECT_EQ(covered, kDataBytes) << text;
+      ++accepted;
+    } catch (const FileError& error) {
+      EXPECT_EQ(std::string(error.what()).rfind("f: ", 0), 0u);
+    }
+  }
+  EXPECT_GT(accepted, 5000);
+  EXPECT_LT(accepted, 10000);
 }
 
 TEST(SafetensorsMalformed, AHeaderFullOfTinyTensorsTakesBoundedTime) {

@@ -28,8 +28,10 @@ void check_heads(const JsonFields& fields, const nn::DecoderOptions& options) {
     fields.refuse("head_dim",
                   "is missing, and hidden_size is not a multiple of num_attention_heads");
   }
-  if (options.head_dim % 2 != 0) {
-    fields.refuse("head_dim", detail::concat("wanted an even number, got ", options.head_dim));
+  if (options.head_dim % 2 != 0 || options.head_dim > kMaxHeads) {
+    fields.refuse(
+        "head_dim",
+        detail::concat("wanted an even number of at most ", kMaxHeads, ", got ", options.head_dim));
   }
 }
 

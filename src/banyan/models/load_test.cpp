@@ -55,7 +55,7 @@ TEST(LoadModel, Fp32ComesBackBitForBit) {
       EXPECT_TRUE(loaded->params().at(param.name).master.equal(param.master))
           << name << " " << param.name;
     }
-    Batch batch({{.tokens = {1, 2, 3, 4}}, {.tokens = {1, 2, 9}}}, true, kFp32.compute);
+    Batch batch(samples_of({{1, 2, 3, 4}, {1, 2, 9}}), true, kFp32.compute);
     const auto run = [&](CausalLM& lm) {
       return lm.forward(batch.ids(), batch.positions(), batch.attention, nullptr);
     };
@@ -117,6 +117,7 @@ TEST(LoadModel, ConfigThatLiesAboutItsSizesAllocatesNothing) {
   write_model(folder, tiny_configs()[0].second, at::kFloat);
   io::Json config = io::parse_json(tiny_configs()[0].second, "config");
   config["hidden_size"] = 1 << 28;
+  config["head_dim"] = 8;
   config["intermediate_size"] = 1 << 28;
   io::write_bytes(folder / "model/config.json", config.dump());
   EXPECT_NE(load_error(folder, tensors_of(folder)).find("of another shape"), std::string::npos);

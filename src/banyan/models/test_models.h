@@ -38,6 +38,15 @@ inline std::vector<std::pair<std::string, std::string>> tiny_configs() {
   };
 }
 
+inline std::vector<Sample> samples_of(const std::vector<std::vector<int32_t>>& tokens) {
+  std::vector<Sample> samples(tokens.size());
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    samples[i].uid = static_cast<int64_t>(i);
+    samples[i].tokens = tokens[i];
+  }
+  return samples;
+}
+
 // One trie with all that a pass over it needs.
 struct Batch {
   Batch(const std::vector<Sample>& samples, bool share, const ComputeOptions& options)
