@@ -51,6 +51,7 @@ struct LossMetrics {
   double clipped_tokens = 0.0;
   double clipped_lower_tokens = 0.0;
   double neg_log_ratio_sum = 0.0;  // sum over masked tokens of -(l - l_old)
+  double entropy_sum = 0.0;        // likewise of H; 0 without entropies
   double max_abs_ratio_minus_one = 0.0;
 };
 

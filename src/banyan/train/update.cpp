@@ -43,8 +43,9 @@ algo::LossScale loss_scale(const Config& config,
                            const std::vector<int64_t>& mini_batch) {
   algo::LossScale scale;
   for (const int64_t i : mini_batch) {
-    scale.num_tokens += static_cast<double>(batch.num_tokens(i));
-    scale.num_sequences += 1.0;
+    const int64_t num_tokens = batch.num_tokens(i);
+    scale.num_tokens += static_cast<double>(num_tokens);
+    scale.num_sequences += num_tokens > 0 ? 1.0 : 0.0;  // T9
   }
   scale.sequence_norm = config.actor.loss_scale_factor.value_or(
       static_cast<double>(config.rollout.response_length));  // T10
@@ -59,6 +60,7 @@ void add(const algo::LossMetrics& from, algo::LossMetrics& to) {
   to.clipped_tokens += from.clipped_tokens;
   to.clipped_lower_tokens += from.clipped_lower_tokens;
   to.neg_log_ratio_sum += from.neg_log_ratio_sum;
+  to.entropy_sum += from.entropy_sum;
   to.max_abs_ratio_minus_one = std::max(to.max_abs_ratio_minus_one, from.max_abs_ratio_minus_one);
 }
 
@@ -123,7 +125,6 @@ UpdateResult accumulate_gradients(const Config& config,
         const algo::LossTokens tokens = loss_tokens(batch, block, mini_batch, state.forward);
         state.loss = algo::actor_loss(tokens, scale, options);
         add(state.loss.metrics, result.loss);
-        result.entropy_sum += tokens.entropy.sum(at::kDouble).item<double>();
         for (size_t s = 0; s < block.samples.size(); ++s) {
           const int64_t begin = tokens.offsets[s];
           result.log_prob[block.samples[s]] =

@@ -16,7 +16,6 @@ struct UpdateResult {
   algo::LossMetrics loss;            // exact sums over the mini-batch
   double num_tokens = 0.0;           // N
   double num_sequences = 0.0;        // B
-  double entropy_sum = 0.0;          // over masked tokens
   double grad_norm = 0.0;            // before clipping
   bool skipped = false;              // a non-finite norm: weights unchanged
   int64_t logical_tokens = 0;        // T0

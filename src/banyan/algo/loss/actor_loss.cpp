@@ -98,7 +98,10 @@ LossResult actor_loss(const LossTokens& tokens,
     metrics.kl_loss = dot(kl.detach(), weights);
     metrics.loss += options.kl_loss_coef * metrics.kl_loss;
   }
-  if (in.entropy.defined()) metrics.entropy_loss = dot(in.entropy, weights);
+  if (in.entropy.defined()) {
+    metrics.entropy_loss = dot(in.entropy, weights);
+    metrics.entropy_sum = dot(in.entropy, in.mask);
+  }
   if (options.entropy_coeff != 0.0) {
     metrics.loss -= options.entropy_coeff * metrics.entropy_loss;
     result.grad_entropy = (weights * -options.entropy_coeff).to(tokens.log_prob.options());

@@ -156,6 +156,7 @@ TEST(ActorLoss, EntropyBonusGivesItsOwnGradient) {
   tokens.entropy = at::tensor({2.0, 9.0, 4.0}, at::kDouble);
   const LossResult result = actor_loss(tokens, {.num_tokens = 4.0}, options);
   EXPECT_DOUBLE_EQ(result.metrics.entropy_loss, 1.5);
+  EXPECT_DOUBLE_EQ(result.metrics.entropy_sum, 6.0);
   EXPECT_DOUBLE_EQ(result.metrics.pg_loss, -0.5);
   EXPECT_DOUBLE_EQ(result.metrics.loss, -0.515);
   EXPECT_EQ(to_vector(result.grad_entropy), (Values{-0.0025, 0.0, -0.0025}));
