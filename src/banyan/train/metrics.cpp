@@ -31,7 +31,11 @@ void data_metrics(const Config& config, const StepResult& result, Metrics& metri
   const Batch& batch = result.batch;
   Spread score, advantage, response_length, prompt_length;
   std::map<std::string, Spread> extra;
-  std::map<int64_t, std::pair<double, double>> group_range;
+  struct Group {
+    double low, high;
+    int64_t size = 0;  // valid members
+  };
+  std::map<int64_t, Group> groups;
   double at_limit = 0, prompt_at_limit = 0, aborted = 0, failed = 0, tokens = 0;
   for (int64_t i = 0; i < batch.size(); ++i) {
     const Trajectory& trajectory = batch.trajectories[i];
@@ -49,8 +53,8 @@ void data_metrics(const Config& config, const StepResult& result, Metrics& metri
     score.add(value);
     for (const auto& [name, entry] : batch.scores[i].extra) extra[name].add(entry);
     advantage.add(batch.advantage[i], static_cast<double>(batch.num_tokens(i)));
-    const auto [range, fresh] = group_range.try_emplace(trajectory.row, value, value);
-    range->second = {std::min(range->second.first, value), std::max(range->second.second, value)};
+    Group& group = groups.try_emplace(trajectory.row, Group{value, value}).first->second;
+    group = {std::min(group.low, value), std::max(group.high, value), group.size + 1};
   }
   score.write("critic/score", metrics);
   score.write("critic/rewards", metrics);
@@ -64,12 +68,14 @@ void data_metrics(const Config& config, const StepResult& result, Metrics& metri
   metrics["prompt_length/clip_ratio"] = prompt_at_limit / size;
   metrics["response/aborted_ratio"] = aborted / size;
   metrics["reward/failed"] = failed;
-  const auto flat = std::count_if(group_range.begin(), group_range.end(), [](const auto& group) {
-    return group.second.first == group.second.second;
-  });
+  double flat = 0, single = 0;
+  for (const auto& [row, group] : groups) {
+    flat += group.low == group.high ? 1.0 : 0.0;
+    single += group.size == 1 ? 1.0 : 0.0;
+  }
   metrics["training/flat_group_ratio"] =
-      group_range.empty() ? 0.0
-                          : static_cast<double>(flat) / static_cast<double>(group_range.size());
+      groups.empty() ? 0.0 : flat / static_cast<double>(groups.size());
+  metrics["training/single_groups"] = single;  // T20
   metrics["perf/total_num_tokens"] = tokens;
 }
 
@@ -82,7 +88,7 @@ void actor_metrics(const Config& config, const StepResult& result, Metrics& metr
     clipped += update.loss.clipped_tokens;
     clipped_lower += update.loss.clipped_lower_tokens;
     kl += update.loss.neg_log_ratio_sum;
-    entropy += update.entropy_sum;
+    entropy += update.loss.entropy_sum;
     loss += update.loss.loss;
     pg += update.loss.pg_loss;
     kl_loss += update.loss.kl_loss;
@@ -191,9 +197,10 @@ Metrics step_metrics(const Config& config, const StepResult& result, int64_t ste
   rollout_gap_metrics(result, mini_batches(config, result.batch, step, 0), metrics);
   timing_metrics(result, metrics);
   metrics["training/global_step"] = static_cast<double>(step);
-  metrics["training/epoch"] =
-      std::floor(static_cast<double>((step - 1) * config.train_batch_size) /
-                 static_cast<double>(std::max<int64_t>(1, config.num_train_rows)));
+  // The loader drops the last incomplete batch of an epoch.
+  const int64_t steps_per_epoch =
+      std::max<int64_t>(1, config.num_train_rows / config.train_batch_size);
+  metrics["training/epoch"] = static_cast<double>((step - 1) / steps_per_epoch);
   return metrics;
 }
 

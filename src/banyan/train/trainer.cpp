@@ -47,7 +47,11 @@ class Run {
     check_update_config(config);
     num_steps_ = total_steps(config);
     schedule_ = schedule_options(config, num_steps_);
-    optim::learning_rate(schedule_, 0);  // an unknown schedule fails here, before a model loads
+    // An unknown schedule fails here, before a model loads.
+    if (optim::learning_rate(schedule_, 0) == 0.0) {  // T38
+      host_.say(
+          "the learning rate of the first step is 0: it changes nothing (lr, lr_warmup_steps)");
+    }
     actor_ = models::load_model(config.model.path, {compute_options(config), true});
     if (config.actor.use_kl_loss) {
       reference_ = models::load_model(config.ref_model_path.value_or(config.model.path),

@@ -148,6 +148,23 @@ TEST(Train, FailedScoresAreLeftOutAndTooManyStopTheRun) {
   EXPECT_THROW(train(config, most), std::invalid_argument);
 }
 
+TEST(Train, CountsGroupsOfOneAndEpochsWithoutTheirIncompleteBatch) {
+  const ScratchDir scratch("count");
+  Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
+  config.trainer.total_training_steps = 3;
+  config.num_train_rows = 2 * config.train_batch_size + 2;
+  FakeHost host(prompts(), [](const Trajectory& trajectory) {
+    Score score = lucky_share(trajectory);
+    score.failed = trajectory.row == 0 && trajectory.index > 0;
+    return score;
+  });
+  train(config, host);
+  EXPECT_EQ(host.logged.at(1).at("training/single_groups"), 1.0);
+  EXPECT_EQ(host.logged.at(2).at("training/single_groups"), 0.0);
+  EXPECT_EQ(host.logged.at(2).at("training/epoch"), 0.0);
+  EXPECT_EQ(host.logged.at(3).at("training/epoch"), 1.0);
+}
+
 TEST(Train, NonFiniteUpdatesAreSkippedAndCounted) {
   const ScratchDir scratch("nan");
   Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
