@@ -123,6 +123,16 @@ def test_resuming_goes_on_with_rows_and_lines(tmp_path, arguments):
     assert (tmp_path / "run" / "metrics.previous.jsonl").read_text() == whole
 
 
+def test_resuming_with_another_batch_size_keeps_the_lines_of_the_steps_done(tmp_path, arguments):
+    core = StandInCore()
+    run_with(core, arguments)
+    again = StandInCore(resume=core.states[1])
+    half = ["data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2"]
+    run_with(again, [*arguments, *half])
+    lines = read(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3]
+
+
 def test_what_fails_before_the_first_step_is_the_users_mistake(arguments):
     with pytest.raises(UserError, match=r"model\.safetensors: wanted 10 bytes, got 3"):
         run_with(StandInCore(fail="load"), arguments)

@@ -59,7 +59,7 @@ class Host:
         self._log = log
         self._should_stop = should_stop
         self._loader = Loader(len(inputs.train), config["data.shuffle"], config["data.seed"] or 0)
-        self._rows_given = 0
+        self._steps_given = 0  # batches so far: the step of a checkpoint, whatever their size
         # Of the pass at hand, by (row, index): the response, and the scorer's text entries ("pred").
         self._texts: dict[tuple[int, int], str] = {}
         self._labels: dict[tuple[int, int], dict[str, str]] = {}
@@ -69,7 +69,7 @@ class Host:
 
     def next_prompts(self, num_rows: int) -> list[dict[str, Any]]:
         self.has_started = True
-        self._rows_given += num_rows
+        self._steps_given += 1
         return [
             {"row": row, "tokens": self._data[False][row].tokens}
             for row in self._loader.next(num_rows)
@@ -166,15 +166,15 @@ class Host:
         state = {
             "epoch": self._loader.epoch,
             "position": self._loader.position,
-            "rows_given": self._rows_given,
+            "steps_given": self._steps_given,
         }
         return json.dumps(state)
 
     def load_state(self, state: str) -> None:
         position = json.loads(state)
         self._loader.seek(position["epoch"], position["position"])
-        self._rows_given = position["rows_given"]
-        self._log.start(self._rows_given // self._config["data.train_batch_size"])
+        self._steps_given = position["steps_given"]
+        self._log.start(self._steps_given)
 
     def _record(
         self, step: int, validation: bool, item: Trajectory, scores: dict[tuple[int, int], Score]
