@@ -1,5 +1,6 @@
 // train: the training run with a Python host; accumulate_gradients: one planned update without
 // optimizer.
+#include "banyan/core/error.h"
 #include "banyan/train/config_json.h"
 #include "banyan/train/trainer.h"
 #include "banyan/train/update.h"
@@ -117,6 +118,18 @@ py::dict run_accumulate(models::CausalLM& model,
     all.push_back(static_cast<int64_t>(all.size()));
     batch.trajectories.push_back(trajectory_from(trajectory));
   }
+  const auto check_size = [&](const char* what, size_t size, bool may_be_empty) {
+    BANYAN_CHECK(size == all.size() || (may_be_empty && size == 0),
+                 "[accumulate_gradients] ",
+                 what,
+                 ": wanted one per trajectory (",
+                 all.size(),
+                 "), got ",
+                 size);
+  };
+  check_size("advantages", advantages.size(), /*may_be_empty=*/false);
+  check_size("old_log_probs", old_log_probs.size(), /*may_be_empty=*/true);
+  check_size("ref_log_probs", ref_log_probs.size(), /*may_be_empty=*/true);
   batch.scores.resize(all.size());
   batch.advantage = advantages;
   batch.old_log_prob = old_log_probs;
