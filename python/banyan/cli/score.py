@@ -13,7 +13,7 @@ from typing import Any
 from banyan.cli import model_arguments
 from banyan.data.chat import Chat
 from banyan.data.files import read_rows, write_rows
-from banyan.errors import UserError
+from banyan.errors import UserError, core_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +40,12 @@ def run(args: argparse.Namespace) -> int:
     ids, samples = _rows(args.source, chat)
     core, model = model_arguments.load_model(args)
     _check_vocabulary(args.source, samples, model.shape["vocab"])
-    scores = core.score(
-        model, samples, args.share == "on", args.temperature, args.max_tokens_per_block
-    )
+    try:
+        scores = core.score(
+            model, samples, args.share == "on", args.temperature, args.max_tokens_per_block
+        )
+    except ValueError as error:  # a negative budget, a text past the model's longest
+        raise UserError(core_text(error)) from error
     rows = [
         {"id": row_id, "logprobs": [None, *_list(logprobs)], "entropy": [None, *_list(entropy)]}
         for row_id, logprobs, entropy in zip(
