@@ -10,6 +10,7 @@
 #include "banyan/core/error.h"
 #include "banyan/kernels/cpu/gemm.h"
 #include "banyan/kernels/cpu/huge_pages.h"
+#include "banyan/ops/detail/dtype.h"
 
 namespace banyan::ops {
 
@@ -52,11 +53,6 @@ void check_gradient(const at::Tensor& grad, at::IntArrayRef shape, at::ScalarTyp
                dtype,
                " buffer of shape ",
                shape);
-}
-
-// Gradients of fp64 inputs are fp64, all others fp32.
-at::ScalarType gradient_dtype(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
 void refresh(at::Tensor& packed, int64_t depth, int64_t columns) {
@@ -161,7 +157,7 @@ void linear_backward_weight(const at::Tensor& dy,
                dy.sizes(),
                " and ",
                x.sizes());
-  const at::ScalarType dtype = gradient_dtype(x);
+  const at::ScalarType dtype = detail::accumulate_type(x.scalar_type());
   check_gradient(grad_weight, {dy.size(1), x.size(1)}, dtype);
   if (grad_bias.defined()) check_gradient(grad_bias, {dy.size(1)}, dtype);
   if (!is_native(options)) {

@@ -14,16 +14,13 @@
 #include <optional>
 #include <vector>
 
+#include "banyan/ops/detail/dtype.h"
+
 namespace banyan::ops::aten {
 
 namespace {
 
 constexpr int64_t kRowsPerChunk = 256;
-
-// Logits, reductions and sums are fp32, or fp64 for fp64.
-at::ScalarType wide_dtype(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
 
 // A run of rows and its edges; `place` is where an edge's logit stands in the flattened [rows, V]
 // logits.
@@ -74,7 +71,7 @@ EdgeLogprob edge_logprob_forward(const at::Tensor& hidden,
                                  const EdgeIndex& index,
                                  double temperature,
                                  bool with_entropy) {
-  const at::ScalarType dtype = wide_dtype(hidden);
+  const at::ScalarType dtype = detail::accumulate_type(hidden.scalar_type());
   const auto options = hidden.options().dtype(dtype);
   const at::Tensor weight = head.plain.to(dtype);
   EdgeLogprob out;
@@ -103,7 +100,7 @@ at::Tensor edge_logprob_backward(const at::Tensor& hidden,
                                  const at::Tensor& grad_entropy,
                                  double temperature,
                                  at::Tensor& grad_head) {
-  const at::ScalarType dtype = wide_dtype(hidden);
+  const at::ScalarType dtype = detail::accumulate_type(hidden.scalar_type());
   const at::Tensor weight = head.plain.to(dtype);
   at::Tensor grad_hidden = at::empty(hidden.sizes(), hidden.options());
   for (const Chunk& chunk : chunks(index, head.out)) {
@@ -130,7 +127,7 @@ at::Tensor edge_logprob_backward(const at::Tensor& hidden,
 }
 
 at::Tensor head_logits(const at::Tensor& hidden, const LinearWeight& head) {
-  const at::ScalarType dtype = wide_dtype(hidden);
+  const at::ScalarType dtype = detail::accumulate_type(hidden.scalar_type());
   return at::linear(hidden.to(dtype), head.plain.to(dtype));
 }
 
