@@ -2,97 +2,23 @@
 // must not change, and that its log-probabilities are those of scoring, bit for bit.
 #include "banyan/rollout/engine.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
+#include <algorithm>
 #include <map>
-#include <random>
 #include <set>
 #include <stdexcept>
 
 #include "banyan/ops/edge_logprob.h"
 #include "banyan/ops/paged_attention.h"
 #include "banyan/ops/trie_attention.h"
+#include "banyan/rollout/test_support.h"
 #include "banyan/trie/plan.h"
 
 namespace banyan::rollout {
 namespace {
-
-constexpr int32_t kVocab = 300;
-
-std::unique_ptr<models::CausalLM> tiny_model(const ComputeOptions& compute = {}) {
-  return models::random_model(
-      R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 300,
-          "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-          "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 1024,
-          "tie_word_embeddings": true, "hidden_act": "silu", "initializer_range": 0.15})",
-      /*seed=*/3,
-      {.compute = compute, .with_backward = false});
-}
-
-models::CausalLM& shared_model() {
-  static const std::unique_ptr<models::CausalLM> model = tiny_model();
-  return *model;
-}
-
-// Prompts that open with one trunk of `trunk` tokens, then differ; lengths around the page size.
-std::vector<Prompt> make_prompts(int32_t count, int32_t trunk, int32_t n) {
-  std::mt19937 random(17);
-  const auto token = [&] { return static_cast<int32_t>(random() % kVocab); };
-  std::vector<int32_t> opening(trunk);
-  for (int32_t& id : opening) id = token();
-  std::vector<Prompt> prompts;
-  for (int32_t i = 0; i < count; ++i) {
-    Prompt& prompt = prompts.emplace_back();
-    prompt.row = 100 + i;
-    prompt.n = n;
-    prompt.tokens = opening;
-    for (int32_t t = 0; t < 5 + 11 * i; ++t) prompt.tokens.push_back(token());
-  }
-  return prompts;
-}
-
-SamplingParams make_params(int32_t max_tokens) {
-  SamplingParams params;
-  params.max_tokens = max_tokens;
-  params.stop_ids = {7, 8, 9};
-  params.seed = 5;
-  params.step = 2;
-  return params;
-}
-
-using Key = std::pair<int64_t, int32_t>;
-struct Result {
-  std::map<Key, Trajectory> trajectories;
-  GenerateStats stats;
-};
-
-Result generate(models::CausalLM& model,
-                const std::vector<Prompt>& prompts,
-                const SamplingParams& params,
-                const EngineOptions& options = {},
-                const std::function<bool()>& should_stop = nullptr) {
-  Engine engine(model, options);
-  Result result;
-  result.stats = engine.generate(
-      prompts,
-      params,
-      [&](Trajectory&& t) {
-        const Key key{t.row, t.index};
-        EXPECT_TRUE(result.trajectories.emplace(key, std::move(t)).second) << "twice";
-      },
-      should_stop);
-  for (const auto& [key, t] : result.trajectories) {
-    EXPECT_EQ(t.rollout_log_probs.size(), t.response.size());
-    EXPECT_EQ(t.response_mask, std::vector<uint8_t>(t.response.size(), 1));
-    for (const float logprob : t.rollout_log_probs) {
-      EXPECT_TRUE(std::isfinite(logprob) && logprob <= 0.0f);
-    }
-  }
-  return result;
-}
 
 void expect_same(const Result& got, const Result& wanted, const std::string& what) {
   for (const auto& [key, trajectory] : got.trajectories) {
@@ -187,6 +113,19 @@ TEST(Engine, NothingAroundASampleChangesIt) {
   const std::vector<Prompt> reversed(prompts.rbegin(), prompts.rend());
   expect_same(generate(shared_model(), reversed, params), base, "reversed");
   expect_same(generate(shared_model(), {prompts[2]}, params), base, "alone");
+}
+
+TEST(Engine, OneAndTwoThreadsGiveTheSameBits) {
+  const auto prompts = make_prompts(/*count=*/3, /*trunk=*/70, /*n=*/3);
+  SamplingParams params = make_params(40);
+  params.top_p = 0.95;
+  const int before = at::get_num_threads();
+  at::set_num_threads(1);
+  const Result one = generate(shared_model(), prompts, params);
+  at::set_num_threads(2);
+  const Result two = generate(shared_model(), prompts, params);
+  at::set_num_threads(before);
+  expect_same(two, one, "two threads");
 }
 
 TEST(Engine, ATinyPoolPreemptsAndChangesNothing) {
@@ -367,98 +306,6 @@ TEST(Engine, NewWeightsAreSeenByTheNextCall) {
 TEST(Engine, NothingToDo) {
   const Result result = generate(shared_model(), {}, make_params(5));
   EXPECT_EQ(result.stats.num_passes, 0);
-}
-
-void expect_error(const std::vector<Prompt>& prompts,
-                  const SamplingParams& params,
-                  const EngineOptions& options,
-                  const std::string& text) {
-  try {
-    generate(shared_model(), prompts, params, options);
-    ADD_FAILURE() << "no error; wanted: " << text;
-  } catch (const std::invalid_argument& error) {
-    EXPECT_NE(std::string(error.what()).find(text), std::string::npos)
-        << "wanted: " << text << "\ngot: " << error.what();
-  }
-}
-
-TEST(Engine, SaysWhatIsWrong) {
-  const auto prompts = make_prompts(/*count=*/1, /*trunk=*/20, /*n=*/1);  // 25 tokens
-  const auto with = [](auto change) {
-    SamplingParams params = make_params(10);
-    change(params);
-    return params;
-  };
-  const auto prompt_with = [&](auto change) {
-    std::vector<Prompt> changed = prompts;
-    change(changed[0]);
-    return changed;
-  };
-  const SamplingParams fine = make_params(10);
-  const auto nan = std::nan("");
-  expect_error(prompts,
-               with([](auto& p) { p.temperature = -1; }),
-               {},
-               "[rollout] temperature: wanted a finite number >= 0 (below 1e-5: greedy), got -1");
-  expect_error(prompts, with([&](auto& p) { p.temperature = nan; }), {}, "temperature: wanted");
-  for (const double p : {0.0, 1.5, nan}) {
-    expect_error(prompts,
-                 with([&](auto& params) { params.top_p = p; }),
-                 {},
-                 "[rollout] top_p: wanted a share in (0, 1] (1: off), got ");
-  }
-  expect_error(prompts,
-               with([](auto& p) { p.top_k = -2; }),
-               {},
-               "[rollout] top_k: wanted >= 1, or -1 or 0 (off), got -2");
-  expect_error(prompts,
-               with([](auto& p) { p.max_tokens = 0; }),
-               {},
-               "[rollout] max_tokens: wanted >= 1 new token, got 0");
-  expect_error(prompts,
-               with([](auto& p) { p.stop_ids = {2, 300}; }),
-               {},
-               "[rollout] stop_ids: wanted token ids in [0, 300), got 300");
-  expect_error(prompt_with([](auto& p) { p.tokens.clear(); }),
-               fine,
-               {},
-               "[rollout] prompt 0 (row 100): wanted at least one token, got none");
-  expect_error(prompt_with([](auto& p) { p.tokens[3] = 300; }),
-               fine,
-               {},
-               "[rollout] prompt 0 (row 100): wanted token ids in [0, 300), got 300 at position 3");
-  expect_error(prompt_with([](auto& p) { p.n = 0; }),
-               fine,
-               {},
-               "[rollout] prompt 0 (row 100): wanted n in [1, 16384] responses, got 0");
-  expect_error(
-      prompts,
-      fine,
-      {.max_model_len = 25},
-      "[rollout] prompt 0 (row 100): wanted fewer than max_model_len = 25 tokens, so that a "
-      "response has room, got 25");
-  expect_error(prompts,
-               fine,
-               {.max_num_batched_tokens = 24, .enable_chunked_prefill = false},
-               "wanted at most max_num_batched_tokens = 24 tokens without chunked prefill, got 25");
-  expect_error(prompts, fine, {.max_num_seqs = 0}, "[rollout] max_num_seqs: wanted >= 1, got 0");
-  expect_error(prompts,
-               fine,
-               {.max_num_batched_tokens = 0},
-               "[rollout] max_num_batched_tokens: wanted >= 1, got 0");
-  expect_error(prompts, fine, {.kv_bytes = -1}, "[rollout] kv_bytes: wanted >= 0");
-  expect_error(prompts,
-               fine,
-               {.memory_share = 0.0},
-               "[rollout] gpu_memory_utilization: wanted a share in (0, 1], got 0");
-  expect_error(prompts, fine, {.max_model_len = -1}, "[rollout] max_model_len: wanted >= 0");
-  // One page of 2 layers, 2 heads, 64 positions, 16 elements, keys and values, bf16: 16384 bytes.
-  expect_error(
-      prompts,
-      make_params(100),
-      {.kv_bytes = 40000},
-      "[rollout] kv pool: a prompt of 25 tokens (row 100) with 100 new ones can never fit: "
-      "wanted 49152 bytes, got a pool of 32768; raise gpu_memory_utilization");
 }
 
 TEST(Engine, DivergedWeightsAreAnErrorNotAToken) {
