@@ -29,7 +29,9 @@ def rank(folder: str) -> int:
     for index, layer in enumerate(LAYERS):
         if folder in layer:
             return index
-    raise SystemExit(f"tools/check_layers.py: folder src/banyan/{folder} has no layer; add it to LAYERS")
+    raise SystemExit(
+        f"tools/check_layers.py: folder src/banyan/{folder} has no layer; add it to LAYERS"
+    )
 
 
 def offences(root: Path) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -67,15 +68,18 @@ def run_step(spec: dict[str, Any], core: Any) -> dict[str, Any]:
     host = BenchHost(spec["prompts"], num_steps)
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(FinishedError):
         core.train(config_json(spec, num_steps, folder), host)
-    best = min(host.metrics[1:], key=lambda metrics: metrics["timing_s/step"])
-    stages = {k.removeprefix("timing_s/"): v for k, v in best.items() if k.startswith("timing_s/")}
+    timed = sorted(host.metrics[1:], key=lambda metrics: metrics["timing_s/step"])
+    median = timed[len(timed) // 2]
+    stages = {
+        k.removeprefix("timing_s/"): v for k, v in median.items() if k.startswith("timing_s/")
+    }
     check_lengths(host.trajectories, spec)
     result = {
         "stages": stages,
         "all_step_seconds": [metrics["timing_s/step"] for metrics in host.metrics],
-        "logical_tokens": best["perf/total_num_tokens"],
-        "unique_tokens": best["trie/unique_tokens"],
-        "computed_tokens": best["trie/computed_tokens"],
+        "logical_tokens": median["perf/total_num_tokens"],
+        "unique_tokens": median["trie/unique_tokens"],
+        "computed_tokens": median["trie/computed_tokens"],
         "peak_bytes": host.peak_bytes,
         "activation_peak_bytes": max(
             m["perf/update_peak_bytes"] - m["perf/state_bytes"] for m in host.metrics[1:]
@@ -110,7 +114,7 @@ def run_rollout(spec: dict[str, Any], core: Any) -> dict[str, Any]:
         write_work(Path(spec["work_file"]), spec["prompts"], trajectories)
     prompt_tokens = stats["logical_prompt_tokens"]
     return {
-        "stages": {"gen": min(seconds[1:])},
+        "stages": {"gen": statistics.median(seconds[1:])},
         "all_step_seconds": seconds,
         "logical_tokens": prompt_tokens + stats["response_tokens"],
         "unique_tokens": stats["computed_prompt_tokens"] + stats["response_tokens"],

@@ -51,7 +51,6 @@ struct ActorConfig {                                    // actor_rollout_ref.act
   std::optional<double> loss_scale_factor;
   std::string loss_mode;  // policy_loss.loss_mode
   double entropy_coeff;
-  bool calculate_entropy;
   bool use_kl_loss;
   double kl_loss_coef;
   std::string kl_loss_type;

@@ -65,7 +65,6 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   actor.loss_agg_mode = "token-mean";
   actor.loss_mode = "vanilla";
   actor.entropy_coeff = 0.0;
-  actor.calculate_entropy = false;
   actor.use_kl_loss = false;
   actor.kl_loss_coef = 0.001;
   actor.kl_loss_type = "low_var_kl";

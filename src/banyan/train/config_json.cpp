@@ -134,7 +134,6 @@ void read_actor(const Node& node, ActorConfig& actor) {
   node.read("loss_scale_factor", actor.loss_scale_factor);
   node.read("policy_loss.loss_mode", actor.loss_mode);
   node.read("entropy_coeff", actor.entropy_coeff);
-  node.read("calculate_entropy", actor.calculate_entropy);
   node.read("use_kl_loss", actor.use_kl_loss);
   node.read("kl_loss_coef", actor.kl_loss_coef);
   node.read("kl_loss_type", actor.kl_loss_type);

@@ -14,7 +14,8 @@ std::vector<int64_t> rows_of(const std::vector<PromptRow>& prompts) {
   return rows;
 }
 
-void check_failed_scores(const Config& config, const std::vector<Score>& scores) {
+// Why too many scores failed to learn from this batch, or "".
+std::string too_many_failed(const Config& config, const std::vector<Score>& scores) {
   int64_t failed = 0;
   std::string reason;
   for (const Score& score : scores) {
@@ -22,16 +23,16 @@ void check_failed_scores(const Config& config, const std::vector<Score>& scores)
     ++failed;
     reason = score.reason;
   }
-  BANYAN_CHECK(
-      static_cast<double>(failed) <= config.max_failed_frac * static_cast<double>(scores.size()),
-      "[reward] ",
-      failed,
-      " of ",
-      scores.size(),
-      " scores failed, more than banyan.reward.max_failed_frac=",
-      config.max_failed_frac,
-      " allows; the last reason: ",
-      reason);
+  const double allowed = config.max_failed_frac * static_cast<double>(scores.size());
+  if (static_cast<double>(failed) <= allowed) return "";
+  return detail::concat("[reward] ",
+                        failed,
+                        " of ",
+                        scores.size(),
+                        " scores failed, more than banyan.reward.max_failed_frac=",
+                        config.max_failed_frac,
+                        " allows; the last reason: ",
+                        reason);
 }
 
 // Log-probabilities of every valid trajectory under `model`, through one trie of the whole batch.
@@ -72,7 +73,8 @@ StepResult run_step(StepContext& context, int64_t step) {
   }
   out.rollout =
       run_rollout(config, prompts, step, /*validation=*/false, context.engine, context.host);
-  check_failed_scores(config, out.rollout.scores);
+  out.refused = too_many_failed(config, out.rollout.scores);
+  if (!out.refused.empty()) return out;
   out.batch = make_batch(std::move(out.rollout.trajectories), out.rollout.scores, rows_of(prompts));
   out.seconds.gen = out.rollout.generate_seconds;
   out.seconds.reward = out.rollout.wait_seconds;
@@ -93,8 +95,7 @@ StepResult run_step(StepContext& context, int64_t step) {
   out.seconds.adv = stage.lap();
 
   // 4. Updates: epochs of mini-batches, one optimizer step each. update() re-packs the weights,
-  // which is the
-  //    whole hand-over to the rollout: it reads the same packed form.
+  //    which is the whole hand-over to the rollout: it reads the same packed form.
   out.lr = optim::learning_rate(context.schedule, step - 1);
   context.actor.params().ensure_grads();
   out.state_bytes = resident_bytes();

@@ -40,6 +40,7 @@ struct StepContext {
 
 struct StepResult {
   bool end_of_data = false;  // the host had no full batch: nothing was done
+  std::string refused;       // why the batch cannot be learned from; the weights are untouched then
   RolloutResult rollout;     // trajectories and scores moved into `batch`
   Batch batch;
   std::vector<UpdateResult> updates;
@@ -49,8 +50,8 @@ struct StepResult {
   int64_t update_peak_bytes = 0;  // highest resident bytes during the update
 };
 
-// `step` counts from 1. Throws [reward] when more than banyan.reward.max_failed_frac of the scores
-// failed.
+// `step` counts from 1. A batch with more failed scores than banyan.reward.max_failed_frac allows
+// is refused: the result says why and the weights are untouched.
 StepResult run_step(StepContext& context, int64_t step);
 
 // The learning-rate schedule of a run of `total_steps` steps.

@@ -79,7 +79,13 @@ class Run {
         summary_.stopped_early = true;
         break;
       }
+      const std::string position = host_.save_state();
       StepResult result = run_step(context, step_ + 1);
+      if (!result.refused.empty()) {
+        // The steps done so far are kept, and a resumed run draws this batch again.
+        if (step_ > summary_.first_step && saved_step_ != step_) save(position);
+        BANYAN_CHECK(false, result.refused);
+      }
       if (result.end_of_data) {
         host_.say("the data ended before the last step");
         summary_.stopped_early = true;
@@ -89,7 +95,7 @@ class Run {
       finish(result);
     }
     summary_.last_step = step_;
-    if (step_ > summary_.first_step && saved_step_ != step_) save();
+    if (step_ > summary_.first_step && saved_step_ != step_) save(host_.save_state());
     return summary_;
   }
 
@@ -131,7 +137,7 @@ class Run {
     const bool last = step_ == num_steps_;
     Clock clock;
     if (due(config_.trainer.save_freq, step_)) {
-      save();
+      save(host_.save_state());
       metrics["timing_s/save_checkpoint"] = clock.lap();
     }
     if (config_.trainer.test_freq > 0 && (last || due(config_.trainer.test_freq, step_))) {
@@ -163,11 +169,12 @@ class Run {
     host_.log(step_, metrics);
   }
 
-  void save() {
+  // `position` is the host's place in the data after step step_.
+  void save(const std::string& position) {
     checkpoint::TrainerState state;
     state.global_step = step_;
     state.skipped_in_a_row = skipped_in_a_row_;
-    state.extra = host_.save_state();
+    state.extra = position;
     checkpoint::save(config_.trainer.default_local_dir,
                      *actor_,
                      *optimizer_,

@@ -165,6 +165,27 @@ TEST(Train, CountsGroupsOfOneAndEpochsWithoutTheirIncompleteBatch) {
   EXPECT_EQ(host.logged.at(3).at("training/epoch"), 1.0);
 }
 
+TEST(Train, AnOutageOfTheScorerLosesNoStep) {
+  const ScratchDir scratch("outage");
+  Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "straight");
+  FakeHost undisturbed(prompts(), lucky_share);
+  const TrainSummary whole = train(config, undisturbed);
+
+  config.trainer.default_local_dir = scratch / "outage";
+  int scored = 0;
+  FakeHost failing(prompts(), [&](const Trajectory& trajectory) {
+    Score score = lucky_share(trajectory);
+    score.failed = ++scored > 32;  // from the third step on
+    return score;
+  });
+  EXPECT_THROW(train(config, failing), std::invalid_argument);
+  EXPECT_TRUE(std::filesystem::exists(scratch / "outage/global_step_2"));
+  FakeHost repaired(prompts(), lucky_share);
+  const TrainSummary resumed = train(config, repaired);
+  EXPECT_EQ(resumed.first_step, 2);
+  expect_equal(masters(whole.checkpoint), masters(resumed.checkpoint));
+}
+
 TEST(Train, NonFiniteUpdatesAreSkippedAndCounted) {
   const ScratchDir scratch("nan");
   Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
