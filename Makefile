@@ -25,7 +25,7 @@ test: lint cpp-test asan-test py-test
 test-all: build $(MODEL)
 	$(CTEST) --preset release
 	$(MAKE) lint asan-test
-	$(PY) -m pytest tests -q --durations=10
+	$(PY) -m pytest tests --durations=10
 
 # --- set-up -------------------------------------------------------------------------------------------------
 $(VENV)/.installed: requirements/dev.txt requirements/run.txt
@@ -71,7 +71,7 @@ asan-test: $(VENV)/.installed
 	$(CTEST) --preset asan -R '^(core|trie|io)_test$$'
 
 py-test: build $(MODEL)
-	$(PY) -m pytest tests -q -m "not slow"
+	$(PY) -m pytest tests -m "not slow"
 
 bench: extension $(MODEL)
 	$(VENV)/bin/banyan bench step --model $(MODEL)
