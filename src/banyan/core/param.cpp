@@ -53,10 +53,6 @@ void ParamTable::zero_grads() {
   }
 }
 
-void ParamTable::drop_grads() {
-  for (Param& param : params_) param.grad = at::Tensor();
-}
-
 void ParamTable::repack() {
   for (const auto& repack : repack_) repack();
 }

@@ -38,8 +38,7 @@ class ParamTable {
 
   void ensure_grads();  // allocates zeroed gradients that are missing
   void zero_grads();
-  void drop_grads();  // frees them (inference)
-  void repack();      // masters -> compute forms, in registration order
+  void repack();  // masters -> compute forms, in registration order
 
  private:
   std::vector<Param> params_;

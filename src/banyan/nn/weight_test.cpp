@@ -35,8 +35,7 @@ TEST(Weight, GradientsAreRowRangesOfOneBuffer) {
   EXPECT_EQ(table.at("k").grad.data_ptr<float>(), weight.grad().data_ptr<float>() + 12);
   table.ensure_grads();  // keeps what is there
   EXPECT_EQ(table.at("k").grad.sum().item<float>(), 18.0f);
-  table.drop_grads();
-  table.ensure_grads();
+  table.zero_grads();
   EXPECT_EQ(weight.grad().sum().item<float>(), 0.0f);
   EXPECT_EQ(table.at("k").grad.data_ptr<float>(), weight.grad().data_ptr<float>() + 12);
 }
