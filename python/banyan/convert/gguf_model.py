@@ -20,7 +20,7 @@ import gguf
 import numpy as np
 import torch
 
-from banyan.convert.convert import ConvertError
+from banyan.convert.errors import ConvertError
 
 _SHARD_BYTES = 4 << 30
 

@@ -14,7 +14,7 @@ from typing import Any
 import gguf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from banyan.convert.convert import ConvertError
+from banyan.convert.errors import ConvertError
 from banyan.convert.gguf_model import field, reader_id
 
 _CONTROL = 3
