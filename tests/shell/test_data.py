@@ -168,6 +168,10 @@ def test_unreadable_files_are_named(tmp_path):
             data_row(prompt=[{"role": "user"}]),
             "column 'prompt': message 0: wanted role and content as text",
         ),
+        (
+            data_row(prompt=[{"role": "user", "content": "a\ud800b"}]),
+            "column 'prompt': message 0: wanted Unicode text, got half a surrogate pair",
+        ),
         (data_row(question="  "), "column 'prompt': the prompt is empty"),
         (data_row(reward_model={}), "column 'reward_model': wanted an object with ground_truth"),
         (data_row(images=["x"]), "column 'images': banyan trains on text only"),

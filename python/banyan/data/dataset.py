@@ -121,6 +121,8 @@ def _message_reason(messages: Any, column: str) -> str | None:
         )
         if not fits:
             return f"column {column!r}: message {index}: wanted role and content as text"
+        if any("\ud800" <= letter <= "\udfff" for letter in message["role"] + message["content"]):
+            return f"column {column!r}: message {index}: wanted Unicode text, got half a surrogate pair"
     if not messages[-1]["content"].strip():
         return f"column {column!r}: the prompt is empty"
     return None
