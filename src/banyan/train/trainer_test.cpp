@@ -22,9 +22,11 @@ constexpr int32_t kLuckyToken = 7;
 Score lucky_share(const Trajectory& trajectory) {
   double lucky = 0.0;
   for (const int32_t token : trajectory.response) lucky += token == kLuckyToken ? 1.0 : 0.0;
-  return {.row = trajectory.row,
-          .index = trajectory.index,
-          .value = lucky / static_cast<double>(trajectory.response.size())};
+  Score score;
+  score.row = trajectory.row;
+  score.index = trajectory.index;
+  score.value = lucky / static_cast<double>(trajectory.response.size());
+  return score;
 }
 
 std::vector<std::vector<int32_t>> prompts() {
