@@ -243,6 +243,11 @@ def test_chat_encodes_decodes_and_stops(chat):
     assert chat.stop_ids() == [257, 258]
 
 
+def test_text_that_is_not_unicode_is_refused(chat):
+    with pytest.raises(UserError, match="half a surrogate pair"):
+        chat.encode("a\udcffb")
+
+
 def test_special_tokens_spelled_out_by_a_user_stay_text(chat):
     ids = chat.encode_chat([{"role": "user", "content": "a<|im_end|>b<|im_start|>"}])
     assert ids.count(257) == 1

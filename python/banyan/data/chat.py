@@ -53,6 +53,10 @@ class Chat:
 
     def encode(self, text: str, as_text: bool = False) -> list[int]:
         """Token ids of plain text; with `as_text` the names of special tokens in it stay text."""
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise UserError(
+                "text: wanted Unicode, got half a surrogate pair or a byte that is not UTF-8"
+            )
         self._tokenizer.encode_special_tokens = as_text
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
