@@ -165,6 +165,9 @@ def test_mistakes_end_in_one_line_and_exit_code_2(tiny, data, tmp_path):
     text = banyan(*arguments, "actor_rollout_ref.rolout.n=3", code=2)
     assert "actor_rollout_ref.rollout.n" in text
     assert "Traceback" not in text
+    with (tmp_path / "file").open("w"):
+        text = banyan(*train_arguments(tiny, data, tmp_path / "file/run", 1), code=2)
+    assert "trainer.default_local_dir" in text
     damaged = tmp_path / "damaged"
     shutil.copytree(tiny, damaged)
     with (damaged / "model.safetensors").open("r+b") as file:
@@ -172,6 +175,20 @@ def test_mistakes_end_in_one_line_and_exit_code_2(tiny, data, tmp_path):
     text = banyan(*train_arguments(damaged, data, tmp_path / "run", 1), code=2)
     assert "model.safetensors" in text
     assert "Traceback" not in text
+
+
+def test_two_runs_do_not_share_a_folder(tiny, data, tmp_path):
+    arguments = train_arguments(tiny, data, tmp_path, 200)
+    with subprocess.Popen(
+        command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as run:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "global_step_1").exists():
+            assert time.monotonic() < deadline, "no checkpoint appeared"
+            time.sleep(0.01)
+        text = banyan(*arguments, code=2)
+        run.kill()
+    assert "another run is writing into" in text
 
 
 @pytest.mark.slow

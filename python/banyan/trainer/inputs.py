@@ -54,9 +54,8 @@ def load(config: Resolved) -> Inputs:
             f"data.train_batch_size: wanted at most {len(train)}, the usable training rows, "
             f"got {config['data.train_batch_size']}"
         )
-    return Inputs(
-        chat, train, validation, [*_notes("training", train), *_notes("validation", validation)]
-    )
+    notes = [*_notes("training", train), *_notes("validation", validation)]
+    return Inputs(chat, train, validation, [*notes, *_length_notes(config, model)])
 
 
 def check_model(directory: Path, key: str) -> None:
@@ -71,6 +70,20 @@ def check_model(directory: Path, key: str) -> None:
         )
     if not any(directory.glob("*.safetensors")):
         raise UserError(f"{directory}: wanted *.safetensors files ({key}), found none")
+
+
+def _length_notes(config: Resolved, model: Path) -> list[str]:
+    """Says that responses may end early where prompt and response together outgrow the model's positions."""
+    positions = json.loads((model / "config.json").read_text(encoding="utf-8")).get(
+        "max_position_embeddings"
+    )
+    wanted = config["data.max_prompt_length"] + config["data.max_response_length"]
+    if not isinstance(positions, int) or wanted <= positions:
+        return []
+    return [
+        f"data.max_prompt_length + data.max_response_length = {wanted}, but the model has {positions} positions: "
+        "responses end there"
+    ]
 
 
 def core_config(config: Resolved, inputs: Inputs) -> str:

@@ -16,6 +16,7 @@ from banyan import extension
 from banyan.config.resolve import Resolved, resolve
 from banyan.errors import RunError, UserError, core_text
 from banyan.trainer import inputs as run_inputs
+from banyan.trainer import run_directory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,16 +75,20 @@ def _check_rewards(config: Resolved, inputs: run_inputs.Inputs) -> None:
 
 def train(config: Resolved, inputs: run_inputs.Inputs, core: Any = None) -> int:
     """Runs the loop of the core (`banyan._C`, or a stand-in for tests) and writes the report."""
+    directory = Path(config["trainer.default_local_dir"])
+    with run_directory.hold(directory):
+        return _train(config, inputs, core, directory)
+
+
+def _train(config: Resolved, inputs: run_inputs.Inputs, core: Any, directory: Path) -> int:
     from banyan.log.loggers import RunLog
     from banyan.report.summary import summarise
     from banyan.reward.manager import RewardManager
     from banyan.trainer.host import Host
     from banyan.trainer.interrupt import Interrupt
 
-    directory = Path(config["trainer.default_local_dir"])
     total_steps = run_inputs.total_steps(config, len(inputs.train))
     log = RunLog(directory, config["trainer.logger"], total_steps)
-    directory.mkdir(parents=True, exist_ok=True)
     outcome: dict[str, Any] = {}
     report = None
     with (
