@@ -261,7 +261,6 @@ def test_bf16_gradients_repeat_bit_for_bit_over_runs_and_threads(tmp_path):
 
 
 @needs_smollm2
-@pytest.mark.slow
 def test_smollm2_gradients_equal_transformers(smollm2):
     """fp32, whole model: plain PyTorch over transformers with log-softmax and loss in fp64."""
     from transformers import AutoModelForCausalLM
