@@ -5,6 +5,7 @@
 #include "banyan/train/trainer.h"
 #include "banyan/train/update.h"
 #include "convert.h"
+#include "python_host.h"
 
 namespace banyan::bindings {
 namespace {
@@ -26,9 +27,9 @@ py::list dicts(const std::vector<T>& values) {
 }
 
 // Host in Python: each call takes the GIL, converts and calls the method of the same name.
-class PythonHost final : public Host {
+class PythonHost final : public PythonRunHost<Host> {
  public:
-  explicit PythonHost(py::object host) : host_(std::move(host)) {}
+  using PythonRunHost::PythonRunHost;
 
   std::vector<PromptRow> next_prompts(int64_t num_rows) override {
     py::gil_scoped_acquire acquire;
@@ -61,30 +62,6 @@ class PythonHost final : public Host {
     py::gil_scoped_acquire acquire;
     return host_.attr("validation_metrics")(dicts(trajectories), dicts(scores)).cast<Metrics>();
   }
-  void log(int64_t step, const Metrics& metrics) override {
-    py::gil_scoped_acquire acquire;
-    host_.attr("log")(step, metrics);
-  }
-  void say(const std::string& line) override {
-    py::gil_scoped_acquire acquire;
-    host_.attr("say")(line);
-  }
-  bool should_stop() override {
-    py::gil_scoped_acquire acquire;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    return host_.attr("should_stop")().cast<bool>();
-  }
-  std::string save_state() override {
-    py::gil_scoped_acquire acquire;
-    return host_.attr("save_state")().cast<std::string>();
-  }
-  void load_state(const std::string& state) override {
-    py::gil_scoped_acquire acquire;
-    host_.attr("load_state")(state);
-  }
-
- private:
-  py::object host_;
 };
 
 py::dict run_train(const std::string& config_json, const py::object& host) {

@@ -20,10 +20,25 @@ struct PromptRow {
 // Names are verl's ("actor/pg_loss"); units stand in docs/guides/metrics.md.
 using Metrics = std::map<std::string, double>;
 
-class Host {
+// What every training run asks of the outside world.
+class RunHost {
  public:
-  virtual ~Host() = default;
+  virtual ~RunHost() = default;
 
+  virtual void log(int64_t step, const Metrics& metrics) = 0;
+  // A line for the user ("[PS] ...", warnings): shown and kept in the run's log.
+  virtual void say(const std::string& line) = 0;
+  // True once the user asked to stop: the trainer saves and returns.
+  virtual bool should_stop() = 0;
+
+  // Position of the data loader, as JSON; must bring the next rows back to the same sequence.
+  virtual std::string save_state() = 0;
+  virtual void load_state(const std::string& state) = 0;
+};
+
+// The outside world of reinforcement learning: prompts out, trajectories in, scores back.
+class Host : public RunHost {
+ public:
   // The next `num_rows` training rows, in the loader's (seeded) order; fewer only at the end of the
   // data.
   virtual std::vector<PromptRow> next_prompts(int64_t num_rows) = 0;
@@ -44,16 +59,6 @@ class Host {
   // source.
   virtual Metrics validation_metrics(const std::vector<Trajectory>& trajectories,
                                      const std::vector<Score>& scores) = 0;
-
-  virtual void log(int64_t step, const Metrics& metrics) = 0;
-  // A line for the user ("[PS] ...", warnings): shown and kept in the run's log.
-  virtual void say(const std::string& line) = 0;
-  // True once the user asked to stop: the trainer saves and returns.
-  virtual bool should_stop() = 0;
-
-  // Position of the data loader, as JSON; must bring next_prompts back to the same sequence.
-  virtual std::string save_state() = 0;
-  virtual void load_state(const std::string& state) = 0;
 };
 
 }  // namespace banyan

@@ -1,124 +1,12 @@
 #include "banyan/train/config_json.h"
 
-#include <nlohmann/json.hpp>
-
 #include "banyan/core/error.h"
+#include "banyan/train/config_node.h"
 
 namespace banyan::train {
 namespace {
 
-using Json = nlohmann::json;
-
-template <typename T>
-struct Wanted;
-template <>
-struct Wanted<bool> {
-  static constexpr const char* kName = "a bool";
-  static bool fits(const Json& value) { return value.is_boolean(); }
-};
-template <>
-struct Wanted<int64_t> {
-  static constexpr const char* kName = "an integer";
-  static bool fits(const Json& value) { return value.is_number_integer(); }
-};
-template <>
-struct Wanted<uint64_t> {
-  static constexpr const char* kName = "a non-negative integer";
-  static bool fits(const Json& value) { return value.is_number_unsigned(); }
-};
-template <>
-struct Wanted<double> {
-  static constexpr const char* kName = "a number";
-  static bool fits(const Json& value) { return value.is_number(); }
-};
-template <>
-struct Wanted<std::string> {
-  static constexpr const char* kName = "a string";
-  static bool fits(const Json& value) { return value.is_string(); }
-};
-template <typename T>
-struct Wanted<std::vector<T>> {
-  static constexpr const char* kName = "a list of numbers";
-  static bool fits(const Json& value) {
-    if (!value.is_array()) return false;
-    for (const Json& item : value) {
-      if (!item.is_number()) return false;
-    }
-    return true;
-  }
-};
-
-// Reads dotted keys below a prefix of the tree.
-class Node {
- public:
-  Node(const Json& root, std::string prefix) : root_(root), prefix_(std::move(prefix)) {}
-
-  template <typename T>
-  void read(const std::string& key, T& field) const {
-    const Json* value = find(key);
-    BANYAN_CHECK(value != nullptr,
-                 "[config] ",
-                 prefix_ + key,
-                 ": wanted ",
-                 Wanted<T>::kName,
-                 ", got nothing");
-    BANYAN_CHECK(Wanted<T>::fits(*value),
-                 "[config] ",
-                 prefix_ + key,
-                 ": wanted ",
-                 Wanted<T>::kName,
-                 ", got ",
-                 value->dump());
-    field = value->get<T>();
-  }
-
-  // A null or absent value leaves the field empty.
-  template <typename T>
-  void read(const std::string& key, std::optional<T>& field) const {
-    const Json* value = find(key);
-    if (value == nullptr || value->is_null()) return;
-    T present{};
-    read(key, present);
-    field = std::move(present);
-  }
-
- private:
-  const Json* find(const std::string& key) const {
-    const Json* node = &root_;
-    std::string path = prefix_ + key;
-    size_t begin = 0;
-    while (begin <= path.size()) {
-      const size_t dot = std::min(path.find('.', begin), path.size());
-      const auto found =
-          node->is_object() ? node->find(path.substr(begin, dot - begin)) : node->end();
-      if (!node->is_object() || found == node->end()) return nullptr;
-      node = &*found;
-      begin = dot + 1;
-    }
-    return node;
-  }
-
-  const Json& root_;
-  std::string prefix_;
-};
-
-void read_optim(const Node& node, OptimConfig& optim) {
-  node.read("lr", optim.lr);
-  node.read("lr_warmup_steps_ratio", optim.lr_warmup_steps_ratio);
-  node.read("lr_warmup_steps", optim.lr_warmup_steps);
-  node.read("lr_scheduler_type", optim.lr_scheduler_type);
-  node.read("min_lr_ratio", optim.min_lr_ratio);
-  node.read("num_cycles", optim.num_cycles);
-  node.read("zero_indexed_step", optim.zero_indexed_step);
-  node.read("weight_decay", optim.weight_decay);
-  node.read("betas", optim.betas);
-  node.read("clip_grad", optim.clip_grad);
-  BANYAN_CHECK(optim.betas.size() == 2,
-               "[config] actor_rollout_ref.actor.optim.betas: wanted 2 numbers, got ",
-               optim.betas.size());
-}
-
-void read_actor(const Node& node, ActorConfig& actor) {
+void read_actor(const ConfigNode& node, ActorConfig& actor) {
   node.read("ppo_mini_batch_size", actor.ppo_mini_batch_size);
   node.read("ppo_micro_batch_size_per_gpu", actor.ppo_micro_batch_size_per_gpu);
   node.read("use_dynamic_bsz", actor.use_dynamic_bsz);
@@ -139,7 +27,7 @@ void read_actor(const Node& node, ActorConfig& actor) {
   node.read("kl_loss_type", actor.kl_loss_type);
 }
 
-void read_sampling(const Node& node, const std::string& prefix, SamplingConfig& sampling) {
+void read_sampling(const ConfigNode& node, const std::string& prefix, SamplingConfig& sampling) {
   node.read(prefix + "temperature", sampling.temperature);
   node.read(prefix + "top_p", sampling.top_p);
   node.read(prefix + "top_k", sampling.top_k);
@@ -147,7 +35,7 @@ void read_sampling(const Node& node, const std::string& prefix, SamplingConfig& 
   node.read(prefix + "n", sampling.n);
 }
 
-void read_rollout(const Node& node, RolloutConfig& rollout) {
+void read_rollout(const ConfigNode& node, RolloutConfig& rollout) {
   read_sampling(node, "", rollout.train);
   read_sampling(node, "val_kwargs.", rollout.validation);
   node.read("response_length", rollout.response_length);
@@ -162,7 +50,7 @@ void read_rollout(const Node& node, RolloutConfig& rollout) {
   node.read("dtype", rollout.dtype);
 }
 
-void read_trainer(const Node& node, TrainerConfig& trainer) {
+void read_trainer(const ConfigNode& node, TrainerConfig& trainer) {
   node.read("total_epochs", trainer.total_epochs);
   node.read("total_training_steps", trainer.total_training_steps);
   node.read("save_freq", trainer.save_freq);
@@ -177,15 +65,37 @@ void read_trainer(const Node& node, TrainerConfig& trainer) {
 
 }  // namespace
 
+void read_optim(const ConfigNode& node, OptimConfig& optim) {
+  node.read("lr", optim.lr);
+  node.read("lr_warmup_steps_ratio", optim.lr_warmup_steps_ratio);
+  node.read("lr_warmup_steps", optim.lr_warmup_steps);
+  node.read("lr_scheduler_type", optim.lr_scheduler_type);
+  node.read("min_lr_ratio", optim.min_lr_ratio);
+  node.read("num_cycles", optim.num_cycles);
+  node.read("zero_indexed_step", optim.zero_indexed_step);
+  node.read("weight_decay", optim.weight_decay);
+  node.read("betas", optim.betas);
+  node.read("clip_grad", optim.clip_grad);
+  BANYAN_CHECK(optim.betas.size() == 2,
+               "[config] ",
+               node.prefix(),
+               "betas: wanted 2 numbers, got ",
+               optim.betas.size());
+}
+
+void read_sharing(const ConfigNode& node, SharingConfig& sharing) {
+  node.read("mode", sharing.mode);
+  node.read("min_prefix_len", sharing.min_prefix_len);
+  node.read("min_group_size", sharing.min_group_size);
+}
+
 Config config_from_json(const std::string& text) {
   const Json root = Json::parse(text);
-  const auto node = [&](const std::string& prefix) { return Node(root, prefix); };
+  const auto node = [&](const std::string& prefix) { return ConfigNode(root, prefix); };
   Config config;
   node("_shell.").read("model_dir", config.model.path);
   node("actor_rollout_ref.ref.model.").read("path", config.ref_model_path);
-  node("actor_rollout_ref.sharing.").read("mode", config.sharing.mode);
-  node("actor_rollout_ref.sharing.").read("min_prefix_len", config.sharing.min_prefix_len);
-  node("actor_rollout_ref.sharing.").read("min_group_size", config.sharing.min_group_size);
+  read_sharing(node("actor_rollout_ref.sharing."), config.sharing);
   read_actor(node("actor_rollout_ref.actor."), config.actor);
   read_optim(node("actor_rollout_ref.actor.optim."), config.actor.optim);
   read_rollout(node("actor_rollout_ref.rollout."), config.rollout);

@@ -5,10 +5,15 @@
 #include <string>
 
 #include "banyan/core/config.h"
+#include "banyan/train/config_node.h"
 
 namespace banyan::train {
 
 // Throws [config] "<key>: wanted <type>, got <value>" for a missing key or a wrong type.
 Config config_from_json(const std::string& text);
+
+// Parts that the trees of other trainers hold too.
+void read_optim(const ConfigNode& node, OptimConfig& optim);
+void read_sharing(const ConfigNode& node, SharingConfig& sharing);
 
 }  // namespace banyan::train
