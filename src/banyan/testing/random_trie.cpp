@@ -150,6 +150,10 @@ std::vector<Sample> random_samples(const RandomTrieOptions& options) {
   return Grower(options).run();
 }
 
+std::vector<Sample> samples_from(const std::vector<std::vector<int32_t>>& rows) {
+  return of_tokens(rows);
+}
+
 std::vector<Sample> toy_samples() {
   return of_tokens({{1, 2, 3, 4, 5, 6, 7, 8},
                     {1, 2, 3, 4, 9, 10},

@@ -34,6 +34,9 @@ struct TrieCase {
   std::vector<Sample> samples;
 };
 
+// Samples of the given tokens with uids 0, 1, 2, ...; every token scored.
+std::vector<Sample> samples_from(const std::vector<std::vector<int32_t>>& rows);
+
 // The toy batch of the specification (A15): 7 samples, 38 logical tokens, 17 unique ones, ids
 // below 16.
 std::vector<Sample> toy_samples();
