@@ -27,24 +27,6 @@ FinishReason finish_from(const std::string& name) {
 
 }  // namespace
 
-ComputeOptions compute_options(const std::string& dtype,
-                               const std::string& device,
-                               const std::string& kernels) {
-  ComputeOptions options;
-  BANYAN_CHECK(dtype == "bf16" || dtype == "fp32" || dtype == "fp64",
-               "[model] dtype: wanted bf16, fp32 or fp64, got '",
-               dtype,
-               "'");
-  BANYAN_CHECK(kernels == "native" || kernels == "aten",
-               "[model] kernels: wanted native or aten, got '",
-               kernels,
-               "'");
-  options.dtype = dtype == "bf16" ? at::kBFloat16 : dtype == "fp32" ? at::kFloat : at::kDouble;
-  options.device = at::Device(device);
-  options.kernels = kernels == "native" ? Kernels::kNative : Kernels::kAten;
-  return options;
-}
-
 py::dict to_dict(const Trajectory& trajectory) {
   py::dict out;
   out["row"] = trajectory.row;

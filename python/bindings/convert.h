@@ -14,12 +14,6 @@ namespace banyan::bindings {
 
 namespace py = pybind11;
 
-// "bf16" | "fp32" | "fp64"; "cpu" | "cuda" | "npu"; "native" | "aten". Throws [model] for another
-// word.
-ComputeOptions compute_options(const std::string& dtype,
-                               const std::string& device,
-                               const std::string& kernels);
-
 py::dict to_dict(const Trajectory& trajectory);
 Trajectory trajectory_from(const py::dict& value);
 py::dict to_dict(const Score& score);

@@ -1,4 +1,5 @@
 // Model, score: a model from an HF directory and log-probabilities through one trie.
+#include "banyan/core/error.h"
 #include "banyan/models/causal_lm.h"
 #include "banyan/train/block_pass.h"
 #include "banyan/trie/plan.h"
@@ -56,6 +57,14 @@ std::vector<at::Tensor> logits(models::CausalLM& model,
   return train::sample_logits(model, samples, share);
 }
 
+models::HeadKind head_from(const std::string& word) {
+  BANYAN_CHECK(word == "vocabulary" || word == "value",
+               "[model] head: wanted vocabulary or value, got '",
+               word,
+               "'");
+  return word == "value" ? models::HeadKind::kValue : models::HeadKind::kVocabulary;
+}
+
 py::dict shape_dict(const models::CausalLM& model) {
   const models::ModelShape& shape = model.shape();
   py::dict out;
@@ -82,18 +91,22 @@ void bind_model(py::module_& module) {
              const std::string& dtype,
              const std::string& device,
              const std::string& kernels,
-             bool with_backward) {
-            const ComputeOptions options = compute_options(dtype, device, kernels);
+             bool with_backward,
+             const std::string& head) {
+            models::LoadOptions options{compute_options(dtype, device, kernels), with_backward};
+            options.head = head_from(head);
             py::gil_scoped_release release;
-            return models::load_model(directory, {options, with_backward});
+            return models::load_model(directory, options);
           },
           py::arg("directory"),
           py::arg("dtype") = "bf16",
           py::arg("device") = "cpu",
           py::arg("kernels") = "native",
           py::arg("with_backward") = false,
-          "Loads config.json and safetensors of `directory`. Raises OSError naming file, tensor "
-          "and reason.")
+          py::arg("head") = "vocabulary",
+          "Loads config.json and safetensors of `directory`; head='value' reads one value per "
+          "token "
+          "in place of next-token logits. Raises OSError naming file, tensor and reason.")
       .def_property_readonly("shape", &shape_dict, "Sizes as a dict.")
       .def(
           "save",

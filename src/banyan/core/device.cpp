@@ -1,6 +1,33 @@
 #include "banyan/core/device.h"
 
+#include "banyan/core/error.h"
+
 namespace banyan {
+namespace {
+
+at::ScalarType dtype_of(const std::string& word) {
+  if (word == "bfloat16" || word == "bf16") return at::kBFloat16;
+  if (word == "float32" || word == "fp32") return at::kFloat;
+  BANYAN_CHECK(word == "float64" || word == "fp64",
+               "[compute] dtype: wanted bfloat16 (bf16), float32 (fp32) or float64 (fp64), got '",
+               word,
+               "'");
+  return at::kDouble;
+}
+
+}  // namespace
+
+ComputeOptions compute_options(const std::string& dtype,
+                               const std::string& device,
+                               const std::string& kernels) {
+  BANYAN_CHECK(kernels == "native" || kernels == "aten",
+               "[compute] kernels: wanted native or aten, got '",
+               kernels,
+               "'");
+  return {.dtype = dtype_of(dtype),
+          .device = at::Device(device),
+          .kernels = kernels == "native" ? Kernels::kNative : Kernels::kAten};
+}
 
 bool is_native(const ComputeOptions& options) {
   return options.kernels == Kernels::kNative && options.device.is_cpu() &&

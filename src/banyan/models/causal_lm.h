@@ -5,15 +5,21 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "banyan/core/attention_context.h"
 #include "banyan/core/device.h"
 #include "banyan/core/param.h"
+#include "banyan/nn/decoder_options.h"
 #include "banyan/ops/linear.h"
+#include "banyan/ops/value_head.h"
 
 namespace banyan::models {
+
+using nn::HeadKind;
 
 // Sizes that others need.
 struct ModelShape {
@@ -50,19 +56,31 @@ class CausalLM {
                              AttentionContext& attention,
                              std::unique_ptr<Saved>* saved) = 0;
 
-  // grad_hidden [T, E] of the same forward -> adds every parameter's gradient (head excepted: its
-  // rows are added by ops::edge_logprob_backward into head_grad()). Consumes `saved`.
+  // grad_hidden [T, E] of the same forward -> adds every parameter's gradient (head excepted: it is
+  // added by ops::edge_logprob_backward or ops::value_head_backward). Consumes `saved`.
   virtual void backward(std::unique_ptr<Saved> saved,
                         const at::Tensor& grad_hidden,
                         AttentionContext& attention) = 0;
 
+  // One of the two heads is there; gradients after params().ensure_grads().
+  virtual HeadKind head_kind() const = 0;
   virtual const ops::LinearWeight& head() const = 0;  // [V, E]; the embedding if tied
-  virtual at::Tensor& head_grad() = 0;                // [V, E]; params().ensure_grads() first
+  virtual at::Tensor& head_grad() = 0;                // [V, E]
+  virtual const ops::ValueHeadWeight& value_head() const = 0;
+  virtual at::Tensor& value_head_grad() = 0;            // [1, E]
+  virtual at::Tensor value_head_bias_grad() const = 0;  // [1], undefined without a bias
 };
 
 struct LoadOptions {
   ComputeOptions compute;
   bool with_backward = true;  // also keep what backward needs (packed transposes)
+  // kValue reads score.weight and score.bias (HF's ...ForTokenClassification or
+  // ...ForSequenceClassification with one label) in place of the vocabulary head. A directory
+  // without them, such as a causal model, gets normal(0, initializer_range) from `head_seed` and a
+  // zero bias, and a line in `notes`.
+  HeadKind head = HeadKind::kVocabulary;
+  uint64_t head_seed = 0;
+  std::vector<std::string>* notes = nullptr;
 };
 
 // Loads an HF directory: config.json and safetensors (sharded or not). Throws FileError naming
@@ -76,7 +94,9 @@ std::unique_ptr<CausalLM> random_model(const std::string& config_json,
                                        const LoadOptions& options);
 
 // Writes config.json (copied from `config_from`, an HF directory, with dtype set), safetensors
-// shards in `dtype` and the tokenizer files found there. `directory` must not exist yet.
+// shards in `dtype` and the tokenizer files found there. A model with a value head becomes HF's
+// ...ForTokenClassification, or ...ForSequenceClassification if it has no bias. `directory` must
+// not exist yet.
 void save_model(CausalLM& model,
                 const std::string& config_from,
                 const std::string& directory,

@@ -28,6 +28,7 @@ DecoderLM::DecoderLM(const std::string& architecture,
                      const nn::DecoderOptions& shape,
                      const LoadOptions& options)
     : shape_(shape_of(architecture, shape)),
+      head_kind_(shape.head),
       options_(options.compute),
       decoder_(
           std::make_unique<nn::Decoder>(params_, shape, options.compute, options.with_backward)) {}

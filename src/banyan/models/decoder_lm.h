@@ -27,11 +27,18 @@ class DecoderLM final : public CausalLM {
                 const at::Tensor& grad_hidden,
                 AttentionContext& attention) override;
 
+  HeadKind head_kind() const override { return head_kind_; }
   const ops::LinearWeight& head() const override { return decoder_->head().compute(); }
   at::Tensor& head_grad() override { return decoder_->head().grad(); }
+  const ops::ValueHeadWeight& value_head() const override {
+    return decoder_->value_head().compute();
+  }
+  at::Tensor& value_head_grad() override { return decoder_->value_head().grad_weight(); }
+  at::Tensor value_head_bias_grad() const override { return decoder_->value_head().grad_bias(); }
 
  private:
   ModelShape shape_;
+  HeadKind head_kind_;
   ComputeOptions options_;
   ParamTable params_;
   std::unique_ptr<nn::Decoder> decoder_;

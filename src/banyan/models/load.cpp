@@ -3,7 +3,7 @@
 // The tensors of a file and the parameters of the model must be the same set: what is missing or
 // unexpected is listed, all of it, in one error. Two names are optional: the RoPE buffers of old
 // files, which are recomputed, and lm_head.weight of a tied model, which must then equal the
-// embedding.
+// embedding. A model with a value head ignores lm_head.weight, and its own head may be missing.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
 
@@ -19,6 +19,8 @@ namespace banyan::models {
 namespace {
 
 constexpr const char* kHead = "lm_head.weight";
+constexpr const char* kValueWeight = "score.weight";
+constexpr const char* kValueBias = "score.bias";
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr size_t kMaxNamesShown = 200;
 
@@ -32,7 +34,23 @@ nn::DecoderOptions read_options(const HfConfig& config, const std::string& where
   return read(config);
 }
 
-bool is_ignored(const std::string& name) { return name.ends_with(".rotary_emb.inv_freq"); }
+bool is_value_head(const std::string& name) { return name == kValueWeight || name == kValueBias; }
+
+// True for a tensor of the files that the model need not have.
+bool is_ignored(const std::string& name, const nn::DecoderOptions& shape) {
+  const bool ignores_head = shape.tied || shape.head == HeadKind::kValue;
+  return name.ends_with(".rotary_emb.inv_freq") || (ignores_head && name == kHead);
+}
+
+// The structure under `options`: a value head has a bias if the files hold one, or no head at all.
+nn::DecoderOptions with_head(nn::DecoderOptions shape,
+                             const LoadOptions& options,
+                             bool has_weight,
+                             bool has_bias) {
+  shape.head = options.head;
+  shape.value_bias = has_bias || !has_weight;
+  return shape;
+}
 
 // "; <label>: a, b, c", or nothing if the list is empty.
 std::string listed(const char* label, const std::vector<std::string>& names) {
@@ -61,6 +79,7 @@ void check_tensors(const std::string& directory,
   std::set<std::string> wanted;
   for (const Param& param : outline.params().params()) {
     wanted.insert(param.name);
+    if (is_value_head(param.name) && !weights.contains(kValueWeight)) continue;
     if (!weights.contains(param.name)) {
       missing.push_back(param.name);
     } else if (const auto& sizes = weights.entry(param.name).shape; sizes != param.master.sizes()) {
@@ -69,7 +88,7 @@ void check_tensors(const std::string& directory,
     }
   }
   for (const std::string& name : weights.names()) {
-    if (wanted.count(name) || is_ignored(name) || (shape.tied && name == kHead)) continue;
+    if (wanted.count(name) || is_ignored(name, shape)) continue;
     unexpected.push_back(io::printable(name));
   }
   if (missing.empty() && unexpected.empty() && misshapen.empty()) return;
@@ -92,8 +111,8 @@ at::Tensor read_float(const io::HfWeights& weights,
 
 void check_tied_head(const std::string& directory,
                      const io::HfWeights& weights,
-                     const ModelShape& shape) {
-  if (!shape.tied || !weights.contains(kHead)) return;
+                     const nn::DecoderOptions& shape) {
+  if (!shape.tied || shape.head == HeadKind::kValue || !weights.contains(kHead)) return;
   const std::vector<int64_t> sizes = {shape.vocab, shape.hidden};
   const at::Tensor head = read_float(weights, kHead, sizes);
   const at::Tensor embedding = read_float(weights, kEmbedding, sizes);
@@ -104,18 +123,37 @@ void check_tied_head(const std::string& directory,
   }
 }
 
+at::Tensor normal(at::IntArrayRef sizes, double std, at::Generator& generator) {
+  return at::empty(sizes, at::kFloat).normal_(0.0, std, generator);
+}
+
+void init_value_head(double std, uint64_t seed, CausalLM& model) {
+  at::Generator generator = at::detail::createCPUGenerator(seed);
+  Param& weight = model.params().at(kValueWeight);
+  weight.master.copy_(normal(weight.master.sizes(), std, generator));
+}
+
 }  // namespace
 
 std::unique_ptr<CausalLM> load_model(const std::string& directory, const LoadOptions& options) {
   const std::string where = directory + "/config.json";
   const HfConfig config(io::read_text(where), where);
-  const nn::DecoderOptions shape = read_options(config, where);
   const io::HfWeights weights(directory);
+  const bool has_value_head = weights.contains(kValueWeight);
+  const nn::DecoderOptions shape =
+      with_head(read_options(config, where), options, has_value_head, weights.contains(kValueBias));
   check_tensors(directory, weights, config.model_type(), shape);
   auto model = std::make_unique<DecoderLM>(config.model_type(), shape, options);
-  check_tied_head(directory, weights, model->shape());
+  check_tied_head(directory, weights, shape);
   for (Param& param : model->params().params()) {
+    if (is_value_head(param.name) && !has_value_head) continue;
     param.master.copy_(read_float(weights, param.name, param.master.sizes().vec()));
+  }
+  if (shape.head == HeadKind::kValue && !has_value_head) {
+    init_value_head(config.initializer_range(), options.head_seed, *model);
+    if (options.notes) {
+      options.notes->push_back(directory + ": no value head there; it starts from random weights");
+    }
   }
   model->params().repack();
   return model;
@@ -127,12 +165,12 @@ std::unique_ptr<CausalLM> random_model(const std::string& config_json,
                                        const LoadOptions& options) {
   const std::string where = "config.json";
   const HfConfig config(config_json, where);
-  auto model =
-      std::make_unique<DecoderLM>(config.model_type(), read_options(config, where), options);
+  const nn::DecoderOptions shape =
+      with_head(read_options(config, where), options, /*has_weight=*/false, /*has_bias=*/false);
+  auto model = std::make_unique<DecoderLM>(config.model_type(), shape, options);
   at::Generator generator = at::detail::createCPUGenerator(seed);
   for (Param& param : model->params().params()) {
-    const at::Tensor values = at::empty(param.master.sizes(), at::kFloat);
-    values.normal_(0.0, config.initializer_range(), generator);
+    at::Tensor values = normal(param.master.sizes(), config.initializer_range(), generator);
     param.master.copy_(param.name.ends_with("norm.weight") ? values.add_(1.0) : values);
   }
   model->params().repack();

@@ -160,6 +160,77 @@ TEST(LoadModel, WrongTypesAndArchitecturesAreNamed) {
             std::string::npos);
 }
 
+LoadOptions value_options(std::vector<std::string>* notes, uint64_t seed) {
+  LoadOptions options = kFp32;
+  options.head = HeadKind::kValue;
+  options.head_seed = seed;
+  options.notes = notes;
+  return options;
+}
+
+TEST(ValueModel, ACausalDirectoryGetsASeededHeadAndSaysSo) {
+  for (const auto& [name, config] : tiny_configs()) {
+    const TempDirectory folder;
+    write_model(folder, config, at::kFloat);
+    std::vector<std::string> notes;
+    const auto model = load_model(folder / "model", value_options(&notes, 3));
+    ASSERT_EQ(notes.size(), 1u) << name;
+    EXPECT_NE(notes[0].find("random weights"), std::string::npos);
+    EXPECT_EQ(model->head_kind(), HeadKind::kValue);
+    EXPECT_FALSE(model->params().contains("lm_head.weight"));
+    EXPECT_GT(model->value_head().weight.abs().max().item<float>(), 0.0f);
+    EXPECT_EQ(model->value_head().bias.item<float>(), 0.0f);
+    const auto same = load_model(folder / "model", value_options(nullptr, 3));
+    const auto other = load_model(folder / "model", value_options(nullptr, 4));
+    EXPECT_TRUE(model->value_head().weight.equal(same->value_head().weight));
+    EXPECT_FALSE(model->value_head().weight.equal(other->value_head().weight));
+  }
+}
+
+TEST(ValueModel, WhatIsSavedComesBackWithAndWithoutABias) {
+  const TempDirectory folder;
+  fs::create_directory(folder / "source");
+  io::Json config = io::parse_json(tiny_configs()[0].second, "config");
+  config["architectures"] = {"LlamaForCausalLM"};
+  io::write_bytes(folder / "source/config.json", config.dump());
+  const auto model = random_model(config.dump(), 7, value_options(nullptr, 0));
+  save_model(*model, folder / "source", folder / "tokens", at::kFloat);
+  std::vector<std::string> notes;
+  const auto loaded = load_model(folder / "tokens", value_options(&notes, 0));
+  EXPECT_TRUE(notes.empty());
+  EXPECT_TRUE(loaded->value_head().weight.equal(model->value_head().weight));
+  EXPECT_TRUE(loaded->value_head().bias.equal(model->value_head().bias));
+  const auto architecture = [&](const std::string& name) {
+    return io::parse_json(io::read_text(folder / (name + "/config.json")),
+                          name)["architectures"][0];
+  };
+  EXPECT_EQ(architecture("tokens"), "LlamaForTokenClassification");
+
+  std::vector<io::NamedTensor> tensors;
+  for (const Param& param : model->params().params()) {
+    if (param.name != "score.bias") tensors.push_back({param.name, param.master});
+  }
+  fs::remove(folder / "tokens/model.safetensors");
+  io::write_safetensors(folder / "tokens/model.safetensors", tensors, {{"format", "pt"}});
+  const auto unbiased = load_model(folder / "tokens", value_options(&notes, 0));
+  EXPECT_TRUE(notes.empty());
+  EXPECT_FALSE(unbiased->value_head().bias.defined());
+  save_model(*unbiased, folder / "tokens", folder / "sequence", at::kFloat);
+  EXPECT_EQ(architecture("sequence"), "LlamaForSequenceClassification");
+}
+
+TEST(ValueModel, SeveralLabelsAreRefused) {
+  const TempDirectory folder;
+  write_model(folder, tiny_configs()[0].second, at::kFloat);
+  std::vector<io::NamedTensor> tensors = tensors_of(folder);
+  tensors.push_back({"score.weight", at::zeros({2, 32})});
+  fs::remove(folder / "model/model.safetensors");
+  io::write_safetensors(folder / "model/model.safetensors", tensors, {{"format", "pt"}});
+  const std::string error =
+      file_error_of([&] { load_model(folder / "model", value_options(nullptr, 0)); });
+  EXPECT_NE(error.find("score.weight (wanted [1, 32], got [2, 32])"), std::string::npos) << error;
+}
+
 TEST(RandomModel, IsAFunctionOfItsSeed) {
   const std::string config = tiny_configs()[1].second;
   const auto a = random_model(config, 1, kFp32);

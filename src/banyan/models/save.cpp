@@ -44,11 +44,27 @@ std::string dtype_name(at::ScalarType dtype) {
   return "";
 }
 
+// "LlamaForCausalLM" -> "LlamaForTokenClassification", with one label and no dropout.
+void set_value_head(io::Json& config, bool has_bias) {
+  const auto names = config.find("architectures");
+  if (names != config.end() && names->is_array() && !names->empty() && (*names)[0].is_string()) {
+    const std::string name = (*names)[0];
+    *names = {name.substr(0, name.find("For")) +
+              (has_bias ? "ForTokenClassification" : "ForSequenceClassification")};
+  }
+  config["id2label"] = {{"0", "LABEL_0"}};
+  config["label2id"] = {{"LABEL_0", 0}};
+  config["classifier_dropout"] = 0.0;
+}
+
 // Both spellings of the key, for older and newer transformers.
-std::string config_text(const std::string& source, at::ScalarType dtype) {
+std::string config_text(CausalLM& model, const std::string& source, at::ScalarType dtype) {
   const std::string where = source + "/config.json";
   io::Json config = io::parse_json(io::read_text(where), where);
   config["dtype"] = config["torch_dtype"] = dtype_name(dtype);
+  if (model.head_kind() == HeadKind::kValue) {
+    set_value_head(config, model.value_head().bias.defined());
+  }
   return config.dump(2) + "\n";
 }
 
@@ -64,7 +80,7 @@ void write_all(CausalLM& model,
                const std::string& source,
                const std::string& directory,
                at::ScalarType dtype) {
-  io::write_text_atomic(directory + "/config.json", config_text(source, dtype));
+  io::write_text_atomic(directory + "/config.json", config_text(model, source, dtype));
   for (const char* name : kCompanions) {
     struct stat status;
     const std::string from = source + "/" + name;

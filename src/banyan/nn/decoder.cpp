@@ -16,20 +16,32 @@ Decoder::Decoder(ParamTable& table,
                  {{"model.embed_tokens.weight", shape.vocab}},
                  shape.hidden,
                  options,
-                 with_backward && shape.tied),
+                 with_backward && shape.tied && shape.head == HeadKind::kVocabulary),
       norm_(table, {{"model.norm.weight", shape.hidden}}, options) {
   for (int64_t i = 0; i < shape.layers; ++i) {
     const std::string prefix = "model.layers." + std::to_string(i) + ".";
     layers_.emplace_back(new Layer{Attention(table, prefix, shape, options, with_backward),
                                    Mlp(table, prefix, shape, options, with_backward)});
   }
-  if (!shape.tied) {
+  if (shape.head == HeadKind::kValue) {
+    value_head_ = std::make_unique<ValueHead>(table, shape.hidden, shape.value_bias, options);
+  } else if (!shape.tied) {
     head_ = std::make_unique<Weight>(table,
                                      std::vector<Weight::Part>{{"lm_head.weight", shape.vocab}},
                                      shape.hidden,
                                      options,
                                      with_backward);
   }
+}
+
+Weight& Decoder::head() {
+  BANYAN_ASSERT(!value_head_, "decoder: a model with a value head has no vocabulary head");
+  return head_ ? *head_ : embedding_;
+}
+
+ValueHead& Decoder::value_head() {
+  BANYAN_ASSERT(value_head_, "decoder: the model has no value head");
+  return *value_head_;
 }
 
 at::Tensor Decoder::forward(const at::Tensor& ids,

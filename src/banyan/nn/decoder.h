@@ -3,8 +3,8 @@
 // differences.
 //
 // Parameter names are those of HF: model.embed_tokens.weight, model.layers.{i}.*, model.norm.weight
-// and, unless tied, lm_head.weight. Backward walks the layers from last to first and frees what a
-// layer saved as soon as that layer is done.
+// and, unless tied, lm_head.weight; with a value head, nn/value_head.h instead. Backward walks the
+// layers from last to first and frees what a layer saved as soon as that layer is done.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,6 +14,7 @@
 
 #include "banyan/nn/attention.h"
 #include "banyan/nn/mlp.h"
+#include "banyan/nn/value_head.h"
 
 namespace banyan::nn {
 
@@ -47,7 +48,9 @@ class Decoder {
   // Adds every parameter's gradient, the head's own rows excepted. Needs ParamTable::ensure_grads.
   void backward(Saved saved, const at::Tensor& grad_hidden, AttentionContext& attention);
 
-  Weight& head() { return head_ ? *head_ : embedding_; }
+  // The vocabulary head, or the value head; asking for the one that is not there is a bug.
+  Weight& head();
+  ValueHead& value_head();
 
  private:
   struct Layer {
@@ -61,7 +64,8 @@ class Decoder {
   Weight embedding_;
   std::vector<std::unique_ptr<Layer>> layers_;
   Vector norm_;
-  std::unique_ptr<Weight> head_;  // null if tied
+  std::unique_ptr<Weight> head_;           // null if tied, or with a value head
+  std::unique_ptr<ValueHead> value_head_;  // null with a vocabulary head
 };
 
 }  // namespace banyan::nn

@@ -15,23 +15,7 @@ namespace banyan::train {
 namespace {
 
 ComputeOptions compute_options(const Config& config) {
-  BANYAN_CHECK(config.kernels == "native" || config.kernels == "aten",
-               "[config] banyan.kernels: wanted native or aten, got '",
-               config.kernels,
-               "'");
-  const std::string& dtype = config.rollout.dtype;
-  BANYAN_CHECK(
-      dtype == "bfloat16" || dtype == "float32" || dtype == "float64",
-      "[config] actor_rollout_ref.rollout.dtype: wanted bfloat16, float32 or float64, got '",
-      dtype,
-      "'");
-  ComputeOptions options;
-  options.dtype = dtype == "bfloat16"  ? at::kBFloat16
-                  : dtype == "float32" ? at::kFloat
-                                       : at::kDouble;
-  options.device = at::Device(config.trainer.device);
-  options.kernels = config.kernels == "native" ? Kernels::kNative : Kernels::kAten;
-  return options;
+  return banyan::compute_options(config.rollout.dtype, config.trainer.device, config.kernels);
 }
 
 int64_t total_steps(const Config& config) {
