@@ -2,7 +2,8 @@
 
 Importing this package loads neither torch nor the extension: `banyan --help` and configuration errors stay fast. The
 extension comes with `from banyan import _C` (or banyan.extension.load, which explains failures); torch is loaded first
-then, since it brings the libraries that the extension links.
+then, since it brings the libraries that the extension links. The library for trainers of one's own is `banyan.trie`,
+`banyan.ops` and `banyan.transformers`, loaded when first named.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def version() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name != "_C":
+    if name not in ("_C", "trie", "ops", "transformers"):
         raise AttributeError(f"module 'banyan' has no attribute {name!r}")
     importlib.import_module("torch")
-    return importlib.import_module("banyan._C")
+    return importlib.import_module(f"banyan.{name}")

@@ -28,5 +28,6 @@ T get_or(const py::dict& options, const char* key, T fallback) {
 void bind_model(py::module_& module);
 void bind_engine(py::module_& module);
 void bind_train(py::module_& module);
+void bind_library(py::module_& module);
 
 }  // namespace banyan::bindings

@@ -31,4 +31,5 @@ PYBIND11_MODULE(_C, module) {
   banyan::bindings::bind_model(module);
   banyan::bindings::bind_engine(module);
   banyan::bindings::bind_train(module);
+  banyan::bindings::bind_library(module);
 }
