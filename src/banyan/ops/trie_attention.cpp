@@ -1,11 +1,12 @@
 // Dispatch of trie attention: the native kernels on tiles (forward) and chunks (backward) of the
-// trie, or one dense attention per segment over its gathered ancestors in plain LibTorch operators.
+// trie, or plain LibTorch operators (detail/trie_attention_aten.h). Keys and values of carried
+// tokens are read where their block left them.
 #include "banyan/ops/trie_attention.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/tensor.h>
 
 #include <optional>
 #include <vector>
@@ -15,9 +16,9 @@
 #include "banyan/kernels/cpu/attention_backward.h"
 #include "banyan/kernels/cpu/scratch.h"
 #include "banyan/kernels/cpu/work_items.h"
-#include "banyan/ops/detail/attention_aten.h"
 #include "banyan/ops/detail/attention_check.h"
 #include "banyan/ops/detail/dtype.h"
+#include "banyan/ops/detail/trie_attention_aten.h"
 #include "banyan/ops/detail/trie_index.h"
 
 namespace banyan::ops {
@@ -36,17 +37,69 @@ namespace {
 
 using detail::bf16_bits;
 
+// Row [K, D] of every token of a trie, carried ones first.
+template <typename T>
+class Rows {
+ public:
+  explicit Rows(size_t num_tokens) { rows_.reserve(num_tokens); }
+  // The first `count` rows of a contiguous [n, K, D].
+  void append(const at::Tensor& x, int64_t count) {
+    const int64_t size = x.size(1) * x.size(2);
+    T* row = static_cast<T*>(x.data_ptr());
+    for (int64_t i = 0; i < count; ++i) rows_.push_back(row + i * size);
+  }
+  void append_null(int64_t count) { rows_.resize(rows_.size() + count, nullptr); }
+  T*& operator[](int64_t token) { return rows_[token]; }
+  T* const* data() const { return rows_.data(); }
+
+ private:
+  std::vector<T*> rows_;
+};
+
+// Rows of keys (or values): `carried` of the sources, then `own`.
+Rows<const uint16_t> key_rows(const BlockCarry& carry,
+                              std::vector<at::Tensor> CarryStore::* carried,
+                              int64_t layer,
+                              const at::Tensor& own) {
+  Rows<const uint16_t> rows(carry.num_carried + own.size(0));
+  for (const CarrySource& source : carry.sources) {
+    rows.append((source.store->*carried)[layer], source.count);
+  }
+  rows.append(own, own.size(0));
+  return rows;
+}
+
+// Accumulator rows: of the sources for carried tokens, of the own store for offered ones.
+Rows<float> sum_rows(const BlockCarry& carry,
+                     std::vector<at::Tensor> CarryStore::* sums,
+                     int64_t layer,
+                     int64_t num_own) {
+  Rows<float> rows(carry.num_carried + num_own);
+  for (const CarrySource& source : carry.sources) {
+    rows.append((source.store->*sums)[layer], source.count);
+  }
+  rows.append_null(num_own);
+  if (carry.out != nullptr && carry.out->has_gradient(layer)) {
+    const at::Tensor& own = (carry.out->*sums)[layer];
+    const int64_t size = own.size(1) * own.size(2);
+    float* row = own.data_ptr<float>();
+    for (size_t i = 0; i < carry.offered.size(); ++i) {
+      rows[carry.offered[i]] = row + static_cast<int64_t>(i) * size;
+    }
+  }
+  return rows;
+}
+
 // Packs the keys and values of every tile: [tiles, K, tile_elements(D)].
 const uint16_t* pack_tiles(const detail::TrieTiles& tiles,
-                           const at::Tensor& k,
-                           const at::Tensor& v,
+                           const Rows<const uint16_t>& keys,
+                           const Rows<const uint16_t>& values,
+                           const kernels::AttentionShape& shape,
                            kernels::Scratch& memory) {
-  const int64_t kv_heads = k.size(1);
-  const int64_t dim = k.size(2);
+  const int64_t kv_heads = shape.num_kv_heads;
+  const int64_t dim = shape.head_dim;
   const int64_t size = kernels::tile_elements(dim);
   uint16_t* packed = memory.get<uint16_t>(tiles.num_tiles() * kv_heads * size);
-  const uint16_t* keys = bf16_bits(k);
-  const uint16_t* values = bf16_bits(v);
   kernels::for_each_item(tiles.num_tiles(), [&](const auto& next) {
     const uint16_t* rows[kernels::kTileTokens];
     for (int64_t tile = next(); tile >= 0; tile = next()) {
@@ -54,9 +107,9 @@ const uint16_t* pack_tiles(const detail::TrieTiles& tiles,
       const int64_t n = tiles.token_offsets[tile + 1] - tiles.token_offsets[tile];
       for (int64_t head = 0; head < kv_heads; ++head) {
         uint16_t* out = packed + (tile * kv_heads + head) * size;
-        for (int64_t i = 0; i < n; ++i) rows[i] = keys + (tokens[i] * kv_heads + head) * dim;
+        for (int64_t i = 0; i < n; ++i) rows[i] = keys.data()[tokens[i]] + head * dim;
         kernels::pack_columns(rows, n, kernels::kTileTokens, dim, out);
-        for (int64_t i = 0; i < n; ++i) rows[i] = values + (tokens[i] * kv_heads + head) * dim;
+        for (int64_t i = 0; i < n; ++i) rows[i] = values.data()[tokens[i]] + head * dim;
         kernels::pack_pairs(rows, n, kernels::kTileTokens, dim, out + kernels::kTileTokens * dim);
       }
     }
@@ -64,103 +117,112 @@ const uint16_t* pack_tiles(const detail::TrieTiles& tiles,
   return packed;
 }
 
-// Packed ranges of the path of a segment, its own tokens last.
-std::vector<trie::Range> path_ranges(const trie::Trie& trie, int32_t segment) {
-  std::vector<trie::Range> ranges(trie.ancestors.begin() + trie.ancestor_offsets[segment],
-                                  trie.ancestors.begin() + trie.ancestor_offsets[segment + 1]);
-  ranges.push_back({trie.segments[segment].begin, trie.segments[segment].end});
-  return ranges;
-}
-
-at::Tensor gather(const at::Tensor& x, const std::vector<trie::Range>& ranges) {
-  if (ranges.size() == 1) return x.slice(0, ranges[0].begin, ranges[0].end);
+// Carried keys (or values, or sums) of a layer before `own`, in one tensor.
+at::Tensor with_carried(const BlockCarry& carry,
+                        std::vector<at::Tensor> CarryStore::* carried,
+                        int64_t layer,
+                        const at::Tensor& own) {
+  if (carry.sources.empty()) return own;
   std::vector<at::Tensor> parts;
-  parts.reserve(ranges.size());
-  for (const trie::Range& range : ranges) parts.push_back(x.slice(0, range.begin, range.end));
+  for (const CarrySource& source : carry.sources) {
+    parts.push_back((source.store->*carried)[layer].narrow(0, 0, source.count));
+  }
+  parts.push_back(own);
   return at::cat(parts, 0);
 }
 
-// x[ranges] += grad, range by range.
-void scatter_add(at::Tensor& x, const std::vector<trie::Range>& ranges, const at::Tensor& grad) {
+// The gradient of the own tokens, out of that of all [T, K, D] in the accumulate type: the carried
+// part goes to the accumulators of the sources, the accumulators of offered tokens are added.
+at::Tensor settle(const BlockCarry& carry,
+                  std::vector<at::Tensor> CarryStore::* sums,
+                  int64_t layer,
+                  const at::Tensor& all,
+                  at::ScalarType dtype) {
   int64_t at = 0;
-  for (const trie::Range& range : ranges) {
-    const int64_t length = range.end - range.begin;
-    x.slice(0, range.begin, range.end).add_(grad.slice(0, at, at + length));
-    at += length;
+  for (const CarrySource& source : carry.sources) {
+    (source.store->*sums)[layer].narrow(0, 0, source.count).add_(all.narrow(0, at, source.count));
+    at += source.count;
   }
+  at::Tensor own = all.narrow(0, at, all.size(0) - at);
+  if (carry.out != nullptr && carry.out->has_gradient(layer)) {
+    const at::Tensor rows = at::tensor(carry.offered, at::kLong).sub_(carry.num_carried);
+    own.index_add_(0, rows.to(own.device()), (carry.out->*sums)[layer]);
+  }
+  return own.to(dtype);
 }
 
-at::Tensor forward_aten(const trie::Trie& trie,
-                        const at::Tensor& q,
-                        const at::Tensor& k,
-                        const at::Tensor& v,
-                        double scale,
-                        at::Tensor* lse) {
-  at::Tensor out = at::empty_like(q, at::MemoryFormat::Contiguous);
-  if (lse != nullptr) {
-    *lse = at::empty({q.size(0), q.size(1)},
-                     q.options().dtype(detail::accumulate_type(q.scalar_type())));
+// Rows of the offered tokens, as the store keeps them.
+void offer(const BlockCarry& carry, int64_t layer, const at::Tensor& k, const at::Tensor& v) {
+  CarryStore& store = *carry.out;
+  if (store.has(layer)) return;
+  if (static_cast<int64_t>(store.k.size()) <= layer) {
+    store.k.resize(layer + 1);
+    store.v.resize(layer + 1);
   }
-  for (int32_t s = 0; s < trie.num_segments(); ++s) {
-    const trie::Segment& segment = trie.segments[s];
-    const std::vector<trie::Range> ranges = path_ranges(trie, s);
-    const detail::DenseAttention dense = detail::dense_attention(
-        q.slice(0, segment.begin, segment.end), gather(k, ranges), gather(v, ranges), scale);
-    out.slice(0, segment.begin, segment.end).copy_(dense.out);
-    if (lse != nullptr) lse->slice(0, segment.begin, segment.end).copy_(dense.lse);
-  }
-  return out;
-}
-
-AttentionGradients backward_aten(const trie::Trie& trie,
-                                 const at::Tensor& grad_out,
-                                 const at::Tensor& q,
-                                 const at::Tensor& k,
-                                 const at::Tensor& v,
-                                 const at::Tensor& out,
-                                 const at::Tensor& lse,
-                                 double scale) {
-  const auto wide = q.options().dtype(detail::accumulate_type(q.scalar_type()));
-  at::Tensor dq = at::empty_like(q, at::MemoryFormat::Contiguous);
-  at::Tensor dk = at::zeros(k.sizes(), wide);
-  at::Tensor dv = at::zeros(v.sizes(), wide);
-  for (int32_t s = 0; s < trie.num_segments(); ++s) {
-    const int64_t begin = trie.segments[s].begin;
-    const int64_t end = trie.segments[s].end;
-    const std::vector<trie::Range> ranges = path_ranges(trie, s);
-    const detail::DenseAttentionGradients dense =
-        detail::dense_attention_backward(grad_out.slice(0, begin, end),
-                                         q.slice(0, begin, end),
-                                         gather(k, ranges),
-                                         gather(v, ranges),
-                                         out.slice(0, begin, end),
-                                         lse.slice(0, begin, end),
-                                         scale);
-    dq.slice(0, begin, end).copy_(dense.dq);
-    scatter_add(dk, ranges, dense.dk);
-    scatter_add(dv, ranges, dense.dv);
-  }
-  return {dq, dk.to(k.scalar_type()), dv.to(v.scalar_type())};
+  const at::Tensor rows =
+      at::tensor(carry.offered, at::kLong).sub_(carry.num_carried).to(k.device());
+  store.k[layer] = k.index_select(0, rows);
+  store.v[layer] = v.index_select(0, rows);
 }
 
 }  // namespace
 
-TrieAttention::TrieAttention(const trie::Trie& trie, const ComputeOptions& options)
-    : index_(std::make_unique<Index>(Index{trie, {}, {}, {}, {}})), options_(options) {}
+TrieAttention::TrieAttention(const trie::Trie& trie,
+                             const ComputeOptions& options,
+                             BlockCarry carry)
+    : index_(std::make_unique<Index>(Index{trie, {}, {}, {}, {}})),
+      options_(options),
+      carry_(std::move(carry)) {
+  check_carry(trie, carry_);
+}
 
 TrieAttention::~TrieAttention() = default;
 
-at::Tensor TrieAttention::forward(int64_t /*layer*/,
+void TrieAttention::check_inputs(int64_t layer,
+                                 const at::Tensor& q,
+                                 const at::Tensor& k,
+                                 const at::Tensor& v) const {
+  const int64_t num_own = index_->trie.num_tokens() - carry_.num_carried;
+  detail::check_attention_inputs("trie_attention", num_own, q, k, v, options_);
+  for (const CarrySource& source : carry_.sources) {
+    BANYAN_CHECK(source.store->has(layer) && source.store->k[layer].size(0) >= source.count &&
+                     source.store->k[layer].size(1) == k.size(1) &&
+                     source.store->k[layer].size(2) == k.size(2) &&
+                     source.store->k[layer].scalar_type() == k.scalar_type(),
+                 "[trie_attention] carried keys of layer ",
+                 layer,
+                 ": wanted ",
+                 source.count,
+                 " rows like k ",
+                 k.sizes(),
+                 " of a block whose forward came first");
+  }
+}
+
+at::Tensor TrieAttention::forward(int64_t layer,
                                   const at::Tensor& q,
                                   const at::Tensor& k,
                                   const at::Tensor& v,
                                   double scale,
                                   at::Tensor* lse) {
-  detail::check_attention_inputs("trie_attention", index_->trie.num_tokens(), q, k, v, options_);
-  if (!is_native(options_)) return forward_aten(index_->trie, q, k, v, scale, lse);
+  check_inputs(layer, q, k, v);
+  if (!carry_.offered.empty()) offer(carry_, layer, k, v);
+  if (!is_native(options_)) {
+    detail::DenseAttention dense =
+        detail::trie_attention_aten(index_->trie,
+                                    carry_.num_carried,
+                                    q,
+                                    with_carried(carry_, &CarryStore::k, layer, k),
+                                    with_carried(carry_, &CarryStore::v, layer, v),
+                                    scale);
+    if (lse != nullptr) *lse = std::move(dense.lse);
+    return dense.out;
+  }
 
-  if (!index_->tiles) index_->tiles = detail::build_tiles(index_->trie);
+  if (!index_->tiles) index_->tiles = detail::build_tiles(index_->trie, carry_.num_carried);
   const at::Tensor queries = q.contiguous();
+  const at::Tensor keys = k.contiguous();
+  const at::Tensor values = v.contiguous();
   at::Tensor out = at::empty_like(queries);
   if (lse != nullptr) {
     *lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat));
@@ -169,14 +231,18 @@ at::Tensor TrieAttention::forward(int64_t /*layer*/,
   input.shape = detail::attention_shape(q, k, scale);
   input.num_tokens = q.size(0);
   input.q = bf16_bits(queries);
-  input.tiles = pack_tiles(*index_->tiles, k.contiguous(), v.contiguous(), index_->tile_memory);
-  input.tile_lists = index_->tiles->tile_list.data();
-  input.visible = index_->tiles->visible.data();
+  input.tiles = pack_tiles(*index_->tiles,
+                           key_rows(carry_, &CarryStore::k, layer, keys),
+                           key_rows(carry_, &CarryStore::v, layer, values),
+                           input.shape,
+                           index_->tile_memory);
+  input.tile_lists = index_->tiles->tile_list.data() + carry_.num_carried;
+  input.visible = index_->tiles->visible.data() + carry_.num_carried;
   kernels::attend(input, bf16_bits(out), lse == nullptr ? nullptr : lse->data_ptr<float>());
   return out;
 }
 
-AttentionGradients TrieAttention::backward(int64_t /*layer*/,
+AttentionGradients TrieAttention::backward(int64_t layer,
                                            const at::Tensor& grad_out,
                                            const at::Tensor& q,
                                            const at::Tensor& k,
@@ -184,7 +250,7 @@ AttentionGradients TrieAttention::backward(int64_t /*layer*/,
                                            const at::Tensor& out,
                                            const at::Tensor& lse,
                                            double scale) {
-  detail::check_attention_inputs("trie_attention", index_->trie.num_tokens(), q, k, v, options_);
+  check_inputs(layer, q, k, v);
   BANYAN_CHECK(grad_out.sizes() == q.sizes() && out.sizes() == q.sizes() &&
                    grad_out.scalar_type() == q.scalar_type() &&
                    out.scalar_type() == q.scalar_type(),
@@ -202,11 +268,34 @@ AttentionGradients TrieAttention::backward(int64_t /*layer*/,
                q.size(1),
                "], got ",
                lse.sizes());
+  for (const CarrySource& source : carry_.sources) source.store->ensure_gradient(layer);
   if (!is_native(options_)) {
-    return backward_aten(index_->trie, grad_out, q, k, v, out, lse, scale);
+    const detail::DenseAttentionGradients dense =
+        detail::trie_attention_aten_backward(index_->trie,
+                                             carry_.num_carried,
+                                             grad_out,
+                                             q,
+                                             with_carried(carry_, &CarryStore::k, layer, k),
+                                             with_carried(carry_, &CarryStore::v, layer, v),
+                                             out,
+                                             lse,
+                                             scale);
+    return {dense.dq,
+            settle(carry_, &CarryStore::dk, layer, dense.dk, k.scalar_type()),
+            settle(carry_, &CarryStore::dv, layer, dense.dv, v.scalar_type())};
   }
+  return backward_native(layer, grad_out, q, k, v, out, lse, scale);
+}
 
-  if (!index_->chunks) index_->chunks = detail::build_chunks(index_->trie);
+AttentionGradients TrieAttention::backward_native(int64_t layer,
+                                                  const at::Tensor& grad_out,
+                                                  const at::Tensor& q,
+                                                  const at::Tensor& k,
+                                                  const at::Tensor& v,
+                                                  const at::Tensor& out,
+                                                  const at::Tensor& lse,
+                                                  double scale) {
+  if (!index_->chunks) index_->chunks = detail::build_chunks(index_->trie, carry_.num_carried);
   const at::Tensor queries = q.contiguous();
   const at::Tensor keys = k.contiguous();
   const at::Tensor values = v.contiguous();
@@ -215,21 +304,30 @@ AttentionGradients TrieAttention::backward(int64_t /*layer*/,
   const at::Tensor row_lse = lse.contiguous();
   AttentionGradients result{at::empty_like(queries), at::empty_like(keys), at::empty_like(values)};
 
+  const Rows<const uint16_t> k_rows = key_rows(carry_, &CarryStore::k, layer, keys);
+  const Rows<const uint16_t> v_rows = key_rows(carry_, &CarryStore::v, layer, values);
+  const Rows<float> dk_sums = sum_rows(carry_, &CarryStore::dk, layer, k.size(0));
+  const Rows<float> dv_sums = sum_rows(carry_, &CarryStore::dv, layer, v.size(0));
   kernels::AttendBackwardInput input;
   input.shape = detail::attention_shape(q, k, scale);
+  input.num_carried = carry_.num_carried;
   input.q = bf16_bits(queries);
-  input.k = bf16_bits(keys);
-  input.v = bf16_bits(values);
   input.out = bf16_bits(outputs);
   input.grad_out = bf16_bits(grads);
   input.lse = row_lse.data_ptr<float>();
+  input.k = k_rows.data();
+  input.v = v_rows.data();
   input.chunks = index_->chunks->chunks.data();
   input.num_chunks = static_cast<int64_t>(index_->chunks->chunks.size());
+  input.first_own = index_->chunks->first_own;
   input.max_depth = index_->chunks->max_depth;
-  kernels::attend_backward(
-      input,
-      {.dq = bf16_bits(result.dq), .dk = bf16_bits(result.dk), .dv = bf16_bits(result.dv)},
-      index_->pack_memory);
+  kernels::attend_backward(input,
+                           {.dq = bf16_bits(result.dq),
+                            .dk = bf16_bits(result.dk),
+                            .dv = bf16_bits(result.dv),
+                            .dk_sums = dk_sums.data(),
+                            .dv_sums = dv_sums.data()},
+                           index_->pack_memory);
   return result;
 }
 

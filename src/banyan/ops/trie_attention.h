@@ -6,6 +6,11 @@
 // wholly inside a trunk are packed once and read by all branches. Nothing is copied per sample and
 // there is no mask tensor. Backward: dK, dV of a token are sums over its subtree in ascending
 // packed order, fp32, one writer, no atomics; dQ in a pass of its own.
+//
+// A block of a plan whose ancestors lie in other blocks has them as the first tokens of its trie
+// (ops/carry.h). They are keys only: forward and backward take the block's own tokens, [T -
+// num_carried, ...], and the path grid is that of the whole path, so the bits of a row are those of
+// the uncut trie (native kernels; plain operators agree to rounding).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,6 +19,7 @@
 
 #include "banyan/core/attention_context.h"
 #include "banyan/core/device.h"
+#include "banyan/ops/carry.h"
 #include "banyan/trie/trie.h"
 
 namespace banyan::ops {
@@ -21,12 +27,16 @@ namespace banyan::ops {
 // Path positions per key tile; also the tokens of one page of the rollout's KV pool.
 inline constexpr int64_t kPathTile = 64;
 
-// The trie must outlive the context. Native for bf16 on CPU, plain LibTorch operators otherwise.
-// forward and backward throw [trie_attention] on tensors of another shape or dtype. One thread at a
-// time uses a context; each call is parallel inside.
+// The trie and the stores of `carry` must outlive the context. forward writes the K and V of
+// offered tokens to their store, once; backward adds to the accumulators of carried tokens and
+// reads those of offered ones, so it runs after every block that attends to them. Native for bf16
+// on CPU, plain LibTorch operators otherwise. forward and backward throw [trie_attention] on
+// tensors of another shape or dtype. One thread at a time uses a context; each call is parallel
+// inside.
 class TrieAttention final : public AttentionContext {
  public:
-  TrieAttention(const trie::Trie& trie, const ComputeOptions& options);
+  // Throws [carry] as check_carry.
+  TrieAttention(const trie::Trie& trie, const ComputeOptions& options, BlockCarry carry = {});
   ~TrieAttention() override;
 
   at::Tensor forward(int64_t layer,
@@ -45,9 +55,23 @@ class TrieAttention final : public AttentionContext {
                               double scale) override;
 
  private:
+  void check_inputs(int64_t layer,
+                    const at::Tensor& q,
+                    const at::Tensor& k,
+                    const at::Tensor& v) const;
+  AttentionGradients backward_native(int64_t layer,
+                                     const at::Tensor& grad_out,
+                                     const at::Tensor& q,
+                                     const at::Tensor& k,
+                                     const at::Tensor& v,
+                                     const at::Tensor& out,
+                                     const at::Tensor& lse,
+                                     double scale);
+
   struct Index;  // tiles of the trie and working memory, built once and reused by every layer
   std::unique_ptr<Index> index_;
   ComputeOptions options_;
+  BlockCarry carry_;
 };
 
 }  // namespace banyan::ops

@@ -97,11 +97,27 @@ void round_scaled(int64_t n, float scale, const float* __restrict acc, uint16_t*
   for (int64_t i = 0; i < n; ++i) out[i] = f32_to_bf16(acc[i] * scale);
 }
 
+// bf16(scale * acc + sums), n values.
+BANYAN_MULTIVERSION
+void round_scaled_sums(int64_t n,
+                       float scale,
+                       const float* __restrict acc,
+                       const float* __restrict sums,
+                       uint16_t* __restrict out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = f32_to_bf16(fma(acc[i], scale, sums[i]));
+}
+
+// sums += scale * acc, n values.
+BANYAN_MULTIVERSION
+void add_scaled(int64_t n, float scale, const float* __restrict acc, float* __restrict sums) {
+  for (int64_t i = 0; i < n; ++i) sums[i] = fma(acc[i], scale, sums[i]);
+}
+
 namespace {
 
 // The packed operands of one kv head and the query heads of its group. A chunk's part of an array
-// starts at offset * D (lse, delta: offset); query arrays of head g of the group start at g *
-// padded * D.
+// starts at offset * D (lse, delta: offset). Query arrays begin with the first chunk that is not
+// carried, those of head g of the group at g * (padded queries) * D.
 struct Packs {
   uint16_t* key_columns;    // [D / 2][width][2]
   uint16_t* key_pairs;      // [width / 2][D][2]
@@ -114,17 +130,24 @@ struct Packs {
   float* delta;             // per head; 0 beyond
 };
 
-Packs carve_packs(Carver& carver, int64_t padded, int64_t dim, int64_t group) {
+// Tokens of the packed arrays, every chunk rounded up.
+struct Padded {
+  int64_t keys = 0;
+  int64_t carried = 0;  // the carried ones of them
+  int64_t queries() const { return keys - carried; }
+};
+
+Packs carve_packs(Carver& carver, const Padded& padded, int64_t dim, int64_t group) {
   Packs packs{};
-  packs.key_columns = carver.take<uint16_t>(padded * dim);
-  packs.key_pairs = carver.take<uint16_t>(padded * dim);
-  packs.value_columns = carver.take<uint16_t>(padded * dim);
-  packs.query_columns = carver.take<uint16_t>(group * padded * dim);
-  packs.query_pairs = carver.take<uint16_t>(group * padded * dim);
-  packs.grad_columns = carver.take<uint16_t>(group * padded * dim);
-  packs.grad_pairs = carver.take<uint16_t>(group * padded * dim);
-  packs.lse = carver.take<float>(group * padded);
-  packs.delta = carver.take<float>(group * padded);
+  packs.key_columns = carver.take<uint16_t>(padded.keys * dim);
+  packs.key_pairs = carver.take<uint16_t>(padded.keys * dim);
+  packs.value_columns = carver.take<uint16_t>(padded.keys * dim);
+  packs.query_columns = carver.take<uint16_t>(group * padded.queries() * dim);
+  packs.query_pairs = carver.take<uint16_t>(group * padded.queries() * dim);
+  packs.grad_columns = carver.take<uint16_t>(group * padded.queries() * dim);
+  packs.grad_pairs = carver.take<uint16_t>(group * padded.queries() * dim);
+  packs.lse = carver.take<float>(group * padded.queries());
+  packs.delta = carver.take<float>(group * padded.queries());
   return packs;
 }
 
@@ -159,7 +182,7 @@ class Backward {
   Backward(const AttendBackwardInput& input,
            const AttendGradients& gradients,
            const Packs& packs,
-           int64_t padded,
+           const Padded& padded,
            int64_t kv_head)
       : in_(input),
         grads_(gradients),
@@ -177,24 +200,26 @@ class Backward {
     const int64_t w = width(chunk);
     const int64_t at = chunk.offset * dim_;
     const uint16_t* rows[kTileTokens];
-    point(in_.k, kv_heads_, kv_head_, chunk, rows);
+    point_keys(in_.k, chunk, rows);
     pack_columns(rows, n, w, dim_, packs_.key_columns + at);
     pack_pairs(rows, n, w, dim_, packs_.key_pairs + at);
-    point(in_.v, kv_heads_, kv_head_, chunk, rows);
+    point_keys(in_.v, chunk, rows);
     pack_columns(rows, n, w, dim_, packs_.value_columns + at);
+    if (index < in_.first_own) return;
     for (int64_t g = 0; g < group_; ++g) {
       const int64_t head = kv_head_ * group_ + g;
-      const int64_t at_head = g * padded_ * dim_ + at;
-      point(in_.q, heads_, head, chunk, rows);
+      const int64_t at_row = query_row(chunk, g);
+      const int64_t at_head = at_row * dim_;
+      point_queries(in_.q, head, chunk, rows);
       pack_columns(rows, n, w, dim_, packs_.query_columns + at_head);
       pack_pairs(rows, n, w, dim_, packs_.query_pairs + at_head);
-      point(in_.grad_out, heads_, head, chunk, rows);
+      point_queries(in_.grad_out, head, chunk, rows);
       pack_columns(rows, n, w, dim_, packs_.grad_columns + at_head);
       pack_pairs(rows, n, w, dim_, packs_.grad_pairs + at_head);
-      float* lse = packs_.lse + g * padded_ + chunk.offset;
-      float* delta = packs_.delta + g * padded_ + chunk.offset;
+      float* lse = packs_.lse + at_row;
+      float* delta = packs_.delta + at_row;
       for (int64_t i = 0; i < n; ++i) {
-        const int64_t row = (chunk.begin + i) * heads_ + head;
+        const int64_t row = (own(chunk) + i) * heads_ + head;
         lse[i] = in_.lse[row];
         delta[i] = row_dot(dim_, in_.grad_out + row * dim_, in_.out + row * dim_);
       }
@@ -207,16 +232,19 @@ class Backward {
   void keys(int64_t index, const Local& local) const {
     const TrieChunk& chunk = in_.chunks[index];
     const int64_t w = width(chunk);
-    copy_rows(in_.k, kv_heads_, kv_head_, chunk, local.left);
-    copy_rows(in_.v, kv_heads_, kv_head_, chunk, local.left_grad);
+    const uint16_t* rows[kTileTokens];
+    point_keys(in_.k, chunk, rows);
+    copy_rows(rows, chunk, local.left);
+    point_keys(in_.v, chunk, rows);
+    copy_rows(rows, chunk, local.left_grad);
     std::fill_n(local.acc, w * dim_, 0.0f);
     std::fill_n(local.acc_value, w * dim_, 0.0f);
-    for (int64_t other = index; other < chunk.subtree_end; ++other) {
+    for (int64_t other = std::max(index, in_.first_own); other < chunk.subtree_end; ++other) {
       const TrieChunk& queries = in_.chunks[other];
       const int64_t columns = width(queries);
       for (int64_t g = 0; g < group_; ++g) {
-        const int64_t at = (g * padded_ + queries.offset) * dim_;
-        const int64_t at_row = g * padded_ + queries.offset;
+        const int64_t at_row = query_row(queries, g);
+        const int64_t at = at_row * dim_;
         tile_gemm(w, columns, dim_, false, local.left, packs_.query_columns + at, local.scores);
         tile_gemm(
             w, columns, dim_, false, local.left_grad, packs_.grad_columns + at, local.grad_probs);
@@ -234,8 +262,8 @@ class Backward {
         tile_gemm(w, dim_, columns, true, local.grad_scores, packs_.query_pairs + at, local.acc);
       }
     }
-    store(local.acc, in_.shape.scale, chunk, grads_.dk, kv_heads_, kv_head_);
-    store(local.acc_value, 1.0f, chunk, grads_.dv, kv_heads_, kv_head_);
+    store_keys(local.acc, in_.shape.scale, index, grads_.dk, grads_.dk_sums);
+    store_keys(local.acc_value, 1.0f, index, grads_.dv, grads_.dv_sums);
   }
 
   // dQ of one query chunk, all heads of the group.
@@ -245,11 +273,14 @@ class Backward {
     for (int64_t at = index, i = chunk.depth; i >= 0; at = in_.chunks[at].parent, --i) {
       local.path[i] = static_cast<int32_t>(at);
     }
+    const uint16_t* rows[kTileTokens];
     for (int64_t g = 0; g < group_; ++g) {
       const int64_t head = kv_head_ * group_ + g;
-      const int64_t at_row = g * padded_ + chunk.offset;
-      copy_rows(in_.q, heads_, head, chunk, local.left);
-      copy_rows(in_.grad_out, heads_, head, chunk, local.left_grad);
+      const int64_t at_row = query_row(chunk, g);
+      point_queries(in_.q, head, chunk, rows);
+      copy_rows(rows, chunk, local.left);
+      point_queries(in_.grad_out, head, chunk, rows);
+      copy_rows(rows, chunk, local.left_grad);
       std::fill_n(local.acc, w * dim_, 0.0f);
       for (int64_t i = 0; i <= chunk.depth; ++i) {
         const TrieChunk& keys = in_.chunks[local.path[i]];
@@ -270,7 +301,10 @@ class Backward {
                              local.grad_scores);
         tile_gemm(w, dim_, columns, true, local.grad_scores, packs_.key_pairs + at, local.acc);
       }
-      store(local.acc, in_.shape.scale, chunk, grads_.dq, heads_, head);
+      for (int64_t i = 0; i < size(chunk); ++i) {
+        uint16_t* dq = grads_.dq + ((own(chunk) + i) * heads_ + head) * dim_;
+        round_scaled(dim_, in_.shape.scale, local.acc + i * dim_, dq);
+      }
     }
   }
 
@@ -278,41 +312,57 @@ class Backward {
   static int64_t size(const TrieChunk& chunk) { return chunk.end - chunk.begin; }
   static int64_t width(const TrieChunk& chunk) { return round_up(size(chunk), kRowStep); }
 
-  void point(const uint16_t* x,
-             int64_t heads,
-             int64_t head,
-             const TrieChunk& chunk,
-             const uint16_t** rows) const {
+  // Row of a chunk's first token among those that have queries.
+  int64_t own(const TrieChunk& chunk) const { return chunk.begin - in_.num_carried; }
+  // The same in the packed arrays, for query head g of the group.
+  int64_t query_row(const TrieChunk& chunk, int64_t g) const {
+    return g * padded_.queries() + chunk.offset - padded_.carried;
+  }
+
+  void point_keys(const uint16_t* const* x, const TrieChunk& chunk, const uint16_t** rows) const {
+    for (int64_t i = 0; i < size(chunk); ++i) rows[i] = x[chunk.begin + i] + kv_head_ * dim_;
+  }
+
+  void point_queries(const uint16_t* x,
+                     int64_t head,
+                     const TrieChunk& chunk,
+                     const uint16_t** rows) const {
     for (int64_t i = 0; i < size(chunk); ++i) {
-      rows[i] = x + ((chunk.begin + i) * heads + head) * dim_;
+      rows[i] = x + ((own(chunk) + i) * heads_ + head) * dim_;
     }
   }
 
-  void copy_rows(
-      const uint16_t* x, int64_t heads, int64_t head, const TrieChunk& chunk, uint16_t* out) const {
+  void copy_rows(const uint16_t* const* rows, const TrieChunk& chunk, uint16_t* out) const {
     const size_t bytes = static_cast<size_t>(dim_) * sizeof(uint16_t);
     const int64_t n = size(chunk);
-    for (int64_t i = 0; i < n; ++i) {
-      std::memcpy(out + i * dim_, x + ((chunk.begin + i) * heads + head) * dim_, bytes);
-    }
+    for (int64_t i = 0; i < n; ++i) std::memcpy(out + i * dim_, rows[i], bytes);
     std::memset(out + n * dim_, 0, static_cast<size_t>(width(chunk) - n) * bytes);
   }
 
-  void store(const float* acc,
-             float scale,
-             const TrieChunk& chunk,
-             uint16_t* out,
-             int64_t heads,
-             int64_t head) const {
+  void store_keys(
+      const float* acc, float scale, int64_t index, uint16_t* out, float* const* sums) const {
+    const TrieChunk& chunk = in_.chunks[index];
+    const int64_t at = kv_head_ * dim_;
     for (int64_t i = 0; i < size(chunk); ++i) {
-      round_scaled(dim_, scale, acc + i * dim_, out + ((chunk.begin + i) * heads + head) * dim_);
+      const float* row = acc + i * dim_;
+      float* sum = sums == nullptr ? nullptr : sums[chunk.begin + i];
+      if (index < in_.first_own) {
+        add_scaled(dim_, scale, row, sum + at);
+        continue;
+      }
+      uint16_t* to = out + (own(chunk) + i) * kv_heads_ * dim_ + at;
+      if (sum == nullptr) {
+        round_scaled(dim_, scale, row, to);
+      } else {
+        round_scaled_sums(dim_, scale, row, sum + at, to);
+      }
     }
   }
 
   const AttendBackwardInput& in_;
   const AttendGradients& grads_;
   const Packs& packs_;
-  int64_t padded_;
+  Padded padded_;
   int64_t kv_head_;
   int64_t heads_;
   int64_t kv_heads_;
@@ -325,17 +375,18 @@ class Backward {
 void attend_backward(const AttendBackwardInput& input,
                      const AttendGradients& gradients,
                      Scratch& packs_memory) {
-  if (input.num_chunks == 0) return;
+  if (input.num_chunks == input.first_own) return;
   const AttentionShape& shape = input.shape;
   const TrieChunk& last = input.chunks[input.num_chunks - 1];
-  const int64_t padded = last.offset + round_up(last.end - last.begin, kRowStep);
+  const Padded padded{.keys = last.offset + round_up(last.end - last.begin, kRowStep),
+                      .carried = input.chunks[input.first_own].offset};
 
   Carver count(nullptr);
   carve_packs(count, padded, shape.head_dim, shape.group());
   Carver packs_carver(packs_memory.get<std::byte>(count.used()));
   const Packs packs = carve_packs(packs_carver, padded, shape.head_dim, shape.group());
 
-  const int64_t num_items = 2 * input.num_chunks;
+  const int64_t num_items = 2 * input.num_chunks - input.first_own;
   Carver local_count(nullptr);
   carve_local(local_count, shape.head_dim, input.max_depth);
 
@@ -352,7 +403,7 @@ void attend_backward(const AttendBackwardInput& input,
         if (item < input.num_chunks) {
           backward.keys(item, local);
         } else {
-          backward.queries(item - input.num_chunks, local);
+          backward.queries(item - input.num_chunks + input.first_own, local);
         }
       }
       gemm_release();

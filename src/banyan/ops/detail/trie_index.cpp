@@ -11,7 +11,7 @@ namespace banyan::ops::detail {
 
 using kernels::kTileTokens;
 
-TrieTiles build_tiles(const trie::Trie& trie) {
+TrieTiles build_tiles(const trie::Trie& trie, int64_t num_carried) {
   TrieTiles tiles;
   tiles.token_offsets.push_back(0);
   tiles.list_offsets.push_back(0);
@@ -36,7 +36,11 @@ TrieTiles build_tiles(const trie::Trie& trie) {
     std::reverse(path.begin(), path.end());
     for (int32_t token = segment.begin; token < segment.end; ++token) path.push_back(token);
     const int64_t length = static_cast<int64_t>(path.size());
+    // Descendants read the full tiles of a segment; the last one, if not full, serves its own
+    // queries alone.
+    const bool has_queries = segment.end > num_carried;
     for (int64_t first = 0; first < length; first += kTileTokens) {
+      if (!has_queries && length - first < kTileTokens) break;
       tiles.lists.push_back(static_cast<int32_t>(tiles.num_tiles()));
       const int64_t last = std::min(first + kTileTokens, length);
       tiles.tokens.insert(tiles.tokens.end(), path.begin() + first, path.begin() + last);
@@ -53,7 +57,7 @@ TrieTiles build_tiles(const trie::Trie& trie) {
   return tiles;
 }
 
-TrieChunks build_chunks(const trie::Trie& trie) {
+TrieChunks build_chunks(const trie::Trie& trie, int64_t num_carried) {
   TrieChunks result;
   std::vector<kernels::TrieChunk>& chunks = result.chunks;
   std::vector<int32_t> last_of_segment(trie.segments.size());
@@ -67,6 +71,10 @@ TrieChunks build_chunks(const trie::Trie& trie) {
       kernels::TrieChunk chunk;
       chunk.begin = begin;
       chunk.end = std::min<int32_t>(begin + kTileTokens, segment.end);
+      if (begin < num_carried) {
+        chunk.end = std::min<int32_t>(chunk.end, static_cast<int32_t>(num_carried));
+        ++result.first_own;
+      }
       chunk.offset = static_cast<int32_t>(offset);
       chunk.subtree_end = segment.tout;  // a packed token for now
       chunk.parent = parent;

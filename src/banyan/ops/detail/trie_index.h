@@ -4,7 +4,8 @@
 // the segment's own tokens reach. Where all of them lie in the ancestors, it is the parent's tile;
 // so a tile inside a trunk exists once, and one that straddles a fork exists once per branch.
 // Chunks (backward): every segment cut into at most 64 tokens from its first one
-// (kernels/cpu/attention_backward.h). Torch-free.
+// (kernels/cpu/attention_backward.h). Tokens [0, num_carried) are keys only (ops/carry.h).
+// Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +31,14 @@ struct TrieTiles {
 
 // The pointers in tile_list go into `lists` of the returned object (moving keeps them, copying does
 // not).
-TrieTiles build_tiles(const trie::Trie& trie);
+TrieTiles build_tiles(const trie::Trie& trie, int64_t num_carried = 0);
 
 struct TrieChunks {
   std::vector<kernels::TrieChunk> chunks;
+  int64_t first_own = 0;  // the first chunk of tokens that are not carried; no chunk holds both
   int64_t max_depth = 0;
 };
 
-TrieChunks build_chunks(const trie::Trie& trie);
+TrieChunks build_chunks(const trie::Trie& trie, int64_t num_carried = 0);
 
 }  // namespace banyan::ops::detail
