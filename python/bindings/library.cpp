@@ -78,18 +78,21 @@ py::dict arrays(const PackedTrie& packed) {
 
 py::dict edge_arrays(const PackedTrie& packed) {
   const trie::Edges& edges = packed.edges();
+  const trie::LogicalTokens& logical = packed.logical();
   py::dict out;
   out["source"] = ints(edges.source, at::kLong);
   out["row_offsets"] = ints(edges.row_offsets);
   out["token"] = ints(edges.token);
-  out["logical_edge"] = ints(edges.logical_edge, at::kLong);
-  out["logical_row"] = ints(edges.logical_row, at::kLong);
-  out["logical_sample"] = ints(edges.logical_sample, at::kLong);
-  out["logical_position"] = ints(edges.logical_position, at::kLong);
   std::vector<int64_t> counts;
-  for (size_t s = 0; s + 1 < edges.logical_offsets.size(); ++s) {
-    counts.push_back(edges.logical_offsets[s + 1] - edges.logical_offsets[s]);
+  std::vector<int32_t> sample;
+  for (size_t s = 0; s + 1 < logical.offsets.size(); ++s) {
+    counts.push_back(logical.offsets[s + 1] - logical.offsets[s]);
+    sample.resize(logical.offsets[s + 1], static_cast<int32_t>(s));
   }
+  out["logical_edge"] = ints(logical.edge, at::kLong);
+  out["logical_row"] = ints(logical.row, at::kLong);
+  out["logical_sample"] = ints(sample, at::kLong);
+  out["logical_position"] = ints(logical.position, at::kLong);
   out["counts"] = counts;
   return out;
 }

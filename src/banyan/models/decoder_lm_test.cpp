@@ -165,7 +165,7 @@ at::Tensor logical_bits(CausalLM& model, Batch& batch, const ComputeOptions& opt
       ops::edge_logprob_forward(
           hidden.index_select(0, batch.sources()), model.head(), batch.index(), 1.0, false, options)
           .logprob;
-  return logprob.index_select(0, at::tensor(batch.edges.logical_edge, at::kInt).to(at::kLong));
+  return logprob.index_select(0, at::tensor(batch.logical.edge, at::kInt).to(at::kLong));
 }
 
 TEST(DecoderLM, Bf16ForwardBitsDoNotDependOnSharing) {

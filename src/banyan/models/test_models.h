@@ -51,7 +51,7 @@ inline std::vector<Sample> samples_of(const std::vector<std::vector<int32_t>>& t
 struct Batch {
   Batch(const std::vector<Sample>& samples, bool share, const ComputeOptions& options)
       : trie(trie::build(samples, {.share = share})),
-        edges(trie::edges_of(trie, samples)),
+        edges(trie::edges_of(trie, samples, &logical)),
         attention(trie, options) {}
   Batch(const Batch&) = delete;
 
@@ -63,6 +63,7 @@ struct Batch {
   }
 
   trie::Trie trie;
+  trie::LogicalTokens logical;
   trie::Edges edges;
   ops::TrieAttention attention;
 };

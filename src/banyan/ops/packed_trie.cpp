@@ -67,7 +67,8 @@ LinearWeight head_of(const at::Tensor& weight, const ComputeOptions& options, bo
 }  // namespace
 
 PackedTrie::PackedTrie(const std::vector<Sample>& samples, const trie::BuildOptions& options)
-    : trie_(trie::build(checked(samples), options)), edges_(trie::edges_of(trie_, samples)) {}
+    : trie_(trie::build(checked(samples), options)),
+      edges_(trie::edges_of(trie_, samples, &logical_)) {}
 
 TrieAttention& PackedTrie::context(const ComputeOptions& options) {
   const bool same = options.dtype == options_.dtype && options.device == options_.device;

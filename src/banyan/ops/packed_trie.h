@@ -31,6 +31,7 @@ class PackedTrie {
 
   const trie::Trie& trie() const { return trie_; }
   const trie::Edges& edges() const { return edges_; }
+  const trie::LogicalTokens& logical() const { return logical_; }
 
   struct Attention {
     at::Tensor out;  // [T, H, D] dtype of q
@@ -73,6 +74,7 @@ class PackedTrie {
   TrieAttention& context(const ComputeOptions& options);
 
   trie::Trie trie_;
+  trie::LogicalTokens logical_;
   trie::Edges edges_;
   std::mutex mutex_;  // guards what follows
   ComputeOptions options_;

@@ -46,7 +46,8 @@ std::map<Key, std::vector<float>> score(models::CausalLM& model,
     sample.scored.resize(sample.tokens.size(), 1);
   }
   const trie::Trie trie = trie::build(samples);
-  const trie::Edges edges = trie::edges_of(trie, samples);
+  trie::LogicalTokens logical;
+  const trie::Edges edges = trie::edges_of(trie, samples, &logical);
   ops::TrieAttention attention(trie, model.options());
   const at::Tensor hidden = model.forward(ints(trie.tok), ints(trie.pos), attention, nullptr);
   const ops::EdgeLogprob scored = ops::edge_logprob_forward(
@@ -59,8 +60,8 @@ std::map<Key, std::vector<float>> score(models::CausalLM& model,
   std::map<Key, std::vector<float>> out;
   size_t s = 0;
   for (const auto& [key, t] : result.trajectories) {
-    for (int32_t u = edges.logical_offsets[s]; u < edges.logical_offsets[s + 1]; ++u) {
-      out[key].push_back(scored.logprob.to(at::kFloat)[edges.logical_edge[u]].item<float>());
+    for (int32_t u = logical.offsets[s]; u < logical.offsets[s + 1]; ++u) {
+      out[key].push_back(scored.logprob.to(at::kFloat)[logical.edge[u]].item<float>());
     }
     ++s;
   }

@@ -51,29 +51,42 @@ BlockForward forward_block(models::CausalLM& model,
   return out;
 }
 
-at::Tensor logical_log_prob(const BlockForward& forward, const trie::Block& block) {
-  const at::Tensor edge =
-      int_tensor(block.edges.logical_edge, forward.edges.logprob.device()).to(at::kLong);
+BlockTokens block_tokens(const trie::Plan& plan, const trie::Block& block) {
+  BlockTokens tokens;
+  tokens.offsets.assign(1, 0);
+  const trie::LogicalTokens& logical = plan.logical;
+  for (const int32_t s : block.samples) {
+    for (int32_t u = logical.offsets[s]; u < logical.offsets[s + 1]; ++u) {
+      tokens.edge.push_back(logical.edge[u]);
+      tokens.row.push_back(logical.row[u]);
+    }
+    tokens.offsets.push_back(static_cast<int64_t>(tokens.edge.size()));
+  }
+  return tokens;
+}
+
+at::Tensor logical_log_prob(const BlockForward& forward, const BlockTokens& tokens) {
+  const at::Tensor edge = int_tensor(tokens.edge, forward.edges.logprob.device()).to(at::kLong);
   return forward.edges.logprob.index_select(0, edge);
 }
 
-at::Tensor logical_entropy(const BlockForward& forward, const trie::Block& block) {
-  const at::Tensor row =
-      int_tensor(block.edges.logical_row, forward.edges.entropy.device()).to(at::kLong);
+at::Tensor logical_entropy(const BlockForward& forward, const BlockTokens& tokens) {
+  const at::Tensor row = int_tensor(tokens.row, forward.edges.entropy.device()).to(at::kLong);
   return forward.edges.entropy.index_select(0, row);
 }
 
 void backward_block(models::CausalLM& model,
                     const trie::Block& block,
+                    const BlockTokens& tokens,
                     BlockForward forward,
                     const at::Tensor& grad_log_prob,
                     const at::Tensor& grad_entropy,
                     double temperature) {
   const trie::Edges& edges = block.edges;
-  const at::Tensor grad_edge = sum_into(grad_log_prob, edges.logical_edge, edges.token.size());
+  const at::Tensor grad_edge = sum_into(grad_log_prob, tokens.edge, edges.token.size());
   at::Tensor grad_row_entropy;
   if (grad_entropy.defined()) {
-    grad_row_entropy = sum_into(grad_entropy, edges.logical_row, edges.source.size());
+    grad_row_entropy = sum_into(grad_entropy, tokens.row, edges.source.size());
   }
   const at::Tensor grad_rows = ops::edge_logprob_backward(forward.row_hidden,
                                                           model.head(),
@@ -103,11 +116,12 @@ SampleScores score_samples(models::CausalLM& model,
   for (const trie::Block& block : plan.blocks) {
     const BlockForward forward =
         forward_block(model, block, temperature, with_entropy, /*keep=*/false);
-    const at::Tensor log_prob = logical_log_prob(forward, block);
-    const at::Tensor entropy = with_entropy ? logical_entropy(forward, block) : at::Tensor();
+    const BlockTokens tokens = block_tokens(plan, block);
+    const at::Tensor log_prob = logical_log_prob(forward, tokens);
+    const at::Tensor entropy = with_entropy ? logical_entropy(forward, tokens) : at::Tensor();
     for (size_t s = 0; s < block.samples.size(); ++s) {
-      const int64_t begin = block.edges.logical_offsets[s];
-      const int64_t length = block.edges.logical_offsets[s + 1] - begin;
+      const int64_t begin = tokens.offsets[s];
+      const int64_t length = tokens.offsets[s + 1] - begin;
       out.log_prob[block.samples[s]] = log_prob.narrow(0, begin, length).clone();
       if (with_entropy) out.entropy[block.samples[s]] = entropy.narrow(0, begin, length).clone();
     }

@@ -33,14 +33,23 @@ BlockForward forward_block(models::CausalLM& model,
                            bool with_entropy,
                            bool keep);
 
-// Edge values gathered to the scored logical tokens of the block, [U]: samples one after the other.
-at::Tensor logical_log_prob(const BlockForward& forward, const trie::Block& block);
-at::Tensor logical_entropy(const BlockForward& forward, const trie::Block& block);
+// Scored logical tokens of the samples of one block without carry: samples one after the other.
+struct BlockTokens {
+  std::vector<int32_t> edge;     // [U]
+  std::vector<int32_t> row;      // [U]
+  std::vector<int64_t> offsets;  // [samples + 1]
+};
+BlockTokens block_tokens(const trie::Plan& plan, const trie::Block& block);
+
+// Edge and row values gathered to logical tokens, [U].
+at::Tensor logical_log_prob(const BlockForward& forward, const BlockTokens& tokens);
+at::Tensor logical_entropy(const BlockForward& forward, const BlockTokens& tokens);
 
 // grad_log_prob [U] and grad_entropy [U] (or undefined): summed per edge and row in fp64 in logical
 // order, then through head and model into the parameters' gradients. Consumes `forward`.
 void backward_block(models::CausalLM& model,
                     const trie::Block& block,
+                    const BlockTokens& tokens,
                     BlockForward forward,
                     const at::Tensor& grad_log_prob,
                     const at::Tensor& grad_entropy,

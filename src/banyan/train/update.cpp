@@ -9,6 +9,7 @@
 #include <map>
 
 #include "banyan/algo/advantage.h"
+#include "banyan/core/error.h"
 #include "banyan/train/block_pass.h"
 
 namespace banyan::train {
@@ -17,20 +18,21 @@ namespace {
 // The per-token tensors of one block, its samples one after the other.
 algo::LossTokens loss_tokens(const Batch& batch,
                              const trie::Block& block,
+                             const BlockTokens& logical,
                              const std::vector<int64_t>& mini_batch,
                              const BlockForward& forward) {
   algo::LossTokens tokens;
-  tokens.log_prob = logical_log_prob(forward, block);
-  tokens.entropy = logical_entropy(forward, block);
+  tokens.log_prob = logical_log_prob(forward, logical);
+  tokens.entropy = logical_entropy(forward, logical);
   std::vector<at::Tensor> advantage, old_log_prob, ref_log_prob;
   for (size_t s = 0; s < block.samples.size(); ++s) {
     const int64_t i = mini_batch[block.samples[s]];
-    const int64_t length = block.edges.logical_offsets[s + 1] - block.edges.logical_offsets[s];
+    const int64_t length = logical.offsets[s + 1] - logical.offsets[s];
     advantage.push_back(at::full({length}, batch.advantage[i], at::kDouble));
     if (!batch.old_log_prob.empty()) old_log_prob.push_back(batch.old_log_prob[i]);
     if (!batch.ref_log_prob.empty()) ref_log_prob.push_back(batch.ref_log_prob[i]);
   }
-  tokens.offsets.assign(block.edges.logical_offsets.begin(), block.edges.logical_offsets.end());
+  tokens.offsets = logical.offsets;
   tokens.advantage = at::cat(advantage).to(tokens.log_prob);
   tokens.mask = at::ones_like(tokens.log_prob);
   if (!old_log_prob.empty()) tokens.old_log_prob = at::cat(old_log_prob).to(tokens.log_prob);
@@ -66,6 +68,7 @@ void add(const algo::LossMetrics& from, algo::LossMetrics& to) {
 
 // A block between its forward and its backward.
 struct InFlight {
+  BlockTokens logical;
   BlockForward forward;
   algo::LossResult loss;
 };
@@ -118,11 +121,13 @@ UpdateResult accumulate_gradients(const Config& config,
     InFlight& state = in_flight[entry.block];
     switch (entry.action) {
       case trie::Action::kForward:
+        state.logical = block_tokens(plan, block);
         state.forward =
             forward_block(model, block, temperature, /*with_entropy=*/true, /*keep=*/true);
         break;
       case trie::Action::kLoss: {
-        const algo::LossTokens tokens = loss_tokens(batch, block, mini_batch, state.forward);
+        const algo::LossTokens tokens =
+            loss_tokens(batch, block, state.logical, mini_batch, state.forward);
         state.loss = algo::actor_loss(tokens, scale, options);
         add(state.loss.metrics, result.loss);
         for (size_t s = 0; s < block.samples.size(); ++s) {
@@ -132,9 +137,13 @@ UpdateResult accumulate_gradients(const Config& config,
         }
         break;
       }
+      case trie::Action::kRecompute:  // plans of this pass have no open blocks
+        BANYAN_ASSERT(false, "update: a block to recompute");
+        break;
       case trie::Action::kBackward:
         backward_block(model,
                        block,
+                       state.logical,
                        std::move(state.forward),
                        state.loss.grad_log_prob,
                        state.loss.grad_entropy,

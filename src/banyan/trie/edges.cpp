@@ -2,8 +2,6 @@
 // to the head row of its parent. Children of one parent stand in ascending token order, so equal
 // tokens under one parent (different positions, or nodes below min_group_size) are neighbours and
 // become one edge.
-#include "banyan/trie/detail/edges.h"
-
 #include "banyan/core/error.h"
 #include "banyan/trie/plan.h"
 
@@ -49,61 +47,59 @@ std::vector<int32_t> make_rows(const Trie& trie, const std::vector<uint8_t>& wan
   return edge;
 }
 
-}  // namespace
-
-namespace detail {
-
-Edges edges_of(const Trie& trie, const std::vector<const Sample*>& samples) {
-  BANYAN_ASSERT(samples.size() == trie.sample_end.size(), "edges_of: samples of another trie");
-  std::vector<uint8_t> wanted(trie.tok.size(), 0);
-  size_t num_scored = 0;
+// Calls visit(sample, t, token) for every scored token, sample by sample, last token first.
+template <typename Visit>
+void for_each_scored(const Trie& trie, const std::vector<Sample>& samples, Visit visit) {
   for (size_t s = 0; s < samples.size(); ++s) {
     int32_t token = trie.sample_end[s];
-    BANYAN_ASSERT(trie.dep[token] + 1 == static_cast<int32_t>(samples[s]->tokens.size()),
-                  "edges_of: samples of another trie");
-    for (size_t t = samples[s]->tokens.size(); t > 0; --t, token = trie.par[token]) {
-      if (!is_scored(*samples[s], t - 1)) continue;
-      wanted[token] = 1;
-      ++num_scored;
+    for (size_t t = samples[s].tokens.size(); t > 0; --t, token = trie.par[token]) {
+      if (is_scored(samples[s], t - 1)) visit(s, t - 1, token);
     }
   }
-  Edges edges;
-  const std::vector<int32_t> edge = make_rows(trie, wanted, edges);
-  std::vector<int32_t> row(trie.tok.size(), -1);
-  for (size_t r = 0; r < edges.source.size(); ++r) row[edges.source[r]] = static_cast<int32_t>(r);
-
-  for (auto* array :
-       {&edges.logical_edge, &edges.logical_row, &edges.logical_sample, &edges.logical_position}) {
-    array->resize(num_scored);
-  }
-  edges.logical_offsets.assign(1, 0);
-  int32_t next = 0;
-  for (size_t s = 0; s < samples.size(); ++s) {
-    const Sample& sample = *samples[s];
-    int32_t count = 0;
-    for (size_t t = 1; t < sample.tokens.size(); ++t) count += is_scored(sample, t) ? 1 : 0;
-    int32_t token = trie.sample_end[s];
-    int32_t at = next + count;
-    for (size_t t = sample.tokens.size(); t > 0; --t, token = trie.par[token]) {
-      if (!is_scored(sample, t - 1)) continue;
-      --at;
-      edges.logical_edge[at] = edge[token];
-      edges.logical_row[at] = row[trie.par[token]];
-      edges.logical_sample[at] = static_cast<int32_t>(s);
-      edges.logical_position[at] = static_cast<int32_t>(t - 1);
-    }
-    next += count;
-    edges.logical_offsets.push_back(next);
-  }
-  return edges;
 }
 
-}  // namespace detail
+LogicalTokens make_logical(const Trie& trie,
+                           const std::vector<Sample>& samples,
+                           const Edges& edges,
+                           const std::vector<int32_t>& edge) {
+  std::vector<int32_t> row(trie.tok.size(), -1);
+  for (size_t r = 0; r < edges.source.size(); ++r) row[edges.source[r]] = static_cast<int32_t>(r);
+  LogicalTokens logical;
+  logical.offsets.assign(1, 0);
+  for (const Sample& sample : samples) {
+    int32_t count = 0;
+    for (size_t t = 1; t < sample.tokens.size(); ++t) count += is_scored(sample, t) ? 1 : 0;
+    logical.offsets.push_back(logical.offsets.back() + count);
+  }
+  logical.block.assign(logical.offsets.back(), 0);
+  logical.edge.resize(logical.offsets.back());
+  logical.row.resize(logical.offsets.back());
+  logical.position.resize(logical.offsets.back());
+  std::vector<int32_t> next(logical.offsets.begin() + 1, logical.offsets.end());
+  for_each_scored(trie, samples, [&](size_t s, size_t t, int32_t token) {
+    const int32_t u = --next[s];
+    logical.edge[u] = edge[token];
+    logical.row[u] = row[trie.par[token]];
+    logical.position[u] = static_cast<int32_t>(t);
+  });
+  return logical;
+}
 
-Edges edges_of(const Trie& trie, const std::vector<Sample>& samples) {
-  std::vector<const Sample*> pointers;
-  for (const Sample& sample : samples) pointers.push_back(&sample);
-  return detail::edges_of(trie, pointers);
+}  // namespace
+
+Edges edges_of(const Trie& trie, const std::vector<Sample>& samples, LogicalTokens* logical) {
+  BANYAN_ASSERT(samples.size() == trie.sample_end.size(), "edges_of: samples of another trie");
+  for (size_t s = 0; s < samples.size(); ++s) {
+    BANYAN_ASSERT(
+        trie.dep[trie.sample_end[s]] + 1 == static_cast<int32_t>(samples[s].tokens.size()),
+        "edges_of: samples of another trie");
+  }
+  std::vector<uint8_t> wanted(trie.tok.size(), 0);
+  for_each_scored(trie, samples, [&](size_t, size_t, int32_t token) { wanted[token] = 1; });
+  Edges edges;
+  const std::vector<int32_t> edge = make_rows(trie, wanted, edges);
+  if (logical != nullptr) *logical = make_logical(trie, samples, edges, edge);
+  return edges;
 }
 
 }  // namespace banyan::trie

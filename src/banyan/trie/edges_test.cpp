@@ -19,29 +19,30 @@ bool is_scored(const Sample& sample, size_t t) {
 
 void expect_edges(const std::vector<Sample>& samples, const BuildOptions& options) {
   const Trie trie = build(samples, options);
-  const Edges edges = edges_of(trie, samples);
+  LogicalTokens logical;
+  const Edges edges = edges_of(trie, samples, &logical);
   std::map<int32_t, std::set<int32_t>> wanted;  // source -> child tokens
   size_t u = 0;
-  ASSERT_EQ(edges.logical_offsets.size(), samples.size() + 1);
+  ASSERT_EQ(logical.offsets.size(), samples.size() + 1);
   for (size_t s = 0; s < samples.size(); ++s) {
     const Ints path = trie.path(static_cast<int32_t>(s));
-    EXPECT_EQ(edges.logical_offsets[s], static_cast<int32_t>(u));
+    EXPECT_EQ(logical.offsets[s], static_cast<int32_t>(u));
     for (size_t t = 1; t < path.size(); ++t) {
       if (!is_scored(samples[s], t)) continue;
       wanted[path[t - 1]].insert(samples[s].tokens[t]);
-      ASSERT_LT(u, edges.logical_edge.size());
-      const int32_t row = edges.logical_row[u];
-      const int32_t edge = edges.logical_edge[u];
+      ASSERT_LT(u, logical.edge.size());
+      const int32_t row = logical.row[u];
+      const int32_t edge = logical.edge[u];
       EXPECT_EQ(edges.source[row], path[t - 1]);
       EXPECT_EQ(edges.token[edge], samples[s].tokens[t]);
       EXPECT_TRUE(edges.row_offsets[row] <= edge && edge < edges.row_offsets[row + 1]);
-      EXPECT_EQ(edges.logical_sample[u], static_cast<int32_t>(s));
-      EXPECT_EQ(edges.logical_position[u], static_cast<int32_t>(t));
+      EXPECT_EQ(logical.block[u], 0);
+      EXPECT_EQ(logical.position[u], static_cast<int32_t>(t));
       ++u;
     }
   }
-  EXPECT_EQ(edges.logical_offsets.back(), static_cast<int32_t>(u));
-  EXPECT_EQ(edges.logical_edge.size(), u);
+  EXPECT_EQ(logical.offsets.back(), static_cast<int32_t>(u));
+  EXPECT_EQ(logical.edge.size(), u);
 
   ASSERT_EQ(edges.source.size(), wanted.size());
   ASSERT_EQ(edges.row_offsets.size(), wanted.size() + 1);
@@ -68,22 +69,25 @@ TEST(Edges, CasesAndRandomBatchesFollowTheDefinition) {
 
 TEST(Edges, ToyHasFifteenEdgesOfTwelveSources) {
   const std::vector<Sample> samples = testing::toy_samples();
-  const Edges edges = edges_of(build(samples), samples);
+  LogicalTokens logical;
+  const Edges edges = edges_of(build(samples), samples, &logical);
   EXPECT_EQ(edges.token.size(), 15u);
   EXPECT_EQ(edges.source, (Ints{0, 1, 2, 3, 4, 5, 6, 9, 11, 12, 14, 15}));
   EXPECT_EQ(edges.row_offsets, (Ints{0, 1, 2, 3, 5, 6, 8, 9, 10, 11, 13, 14, 15}));
   EXPECT_EQ(edges.token, (Ints{2, 3, 4, 5, 9, 6, 7, 11, 8, 10, 13, 14, 15, 2, 1}));
-  EXPECT_EQ(edges.logical_edge.size(), 31u);
+  EXPECT_EQ(logical.edge.size(), 31u);
 }
 
 TEST(Edges, OneMaskedSampleDoesNotHideTheTokenOfAnother) {
   const std::vector<Sample> samples = {{0, {5, 6, 7}, {}, {0, 0, 1}},
                                        {1, {5, 6, 7}, {}, {1, 1, 0}}};
-  const Edges edges = edges_of(build(samples), samples);
+  LogicalTokens logical;
+  const Edges edges = edges_of(build(samples), samples, &logical);
   EXPECT_EQ(edges.source, (Ints{0, 1}));
   EXPECT_EQ(edges.token, (Ints{6, 7}));
-  EXPECT_EQ(edges.logical_edge, (Ints{1, 0}));
-  EXPECT_EQ(edges.logical_position, (Ints{2, 1}));
+  EXPECT_EQ(logical.edge, (Ints{1, 0}));
+  EXPECT_EQ(logical.row, (Ints{1, 0}));
+  EXPECT_EQ(logical.position, (Ints{2, 1}));
 }
 
 TEST(Edges, AnotherTriesSamplesAreOurBug) {

@@ -16,7 +16,7 @@
 #include <limits>
 
 #include "banyan/core/error.h"
-#include "banyan/trie/detail/edges.h"
+#include "banyan/trie/detail/assemble.h"
 #include "banyan/trie/detail/order.h"
 
 namespace banyan::trie {
@@ -108,19 +108,6 @@ class Cutter {
   std::vector<int64_t> sums_;  // [S + 1] running sum of length - shared
 };
 
-Block make_block(const std::vector<Sample>& samples,
-                 const detail::Order& order,
-                 int32_t begin,
-                 int32_t end) {
-  Block block;
-  block.samples.assign(order.samples.begin() + begin, order.samples.begin() + end);
-  block.trie = detail::pack(samples, order, begin, end);
-  std::vector<const Sample*> members;
-  for (const int32_t s : block.samples) members.push_back(&samples[s]);
-  block.edges = detail::edges_of(block.trie, members);
-  return block;
-}
-
 void warn_long_paths(const std::vector<Sample>& samples, int64_t budget, Plan& plan) {
   for (const Block& block : plan.blocks) {
     if (budget == 0 || block.trie.num_tokens() <= budget) continue;
@@ -137,33 +124,88 @@ void warn_long_paths(const std::vector<Sample>& samples, int64_t budget, Plan& p
   }
 }
 
+void check_options(const PlanOptions& options) {
+  const auto check = [](const char* name, int64_t limit) {
+    BANYAN_CHECK(limit >= 0, "[plan] ", name, ": wanted >= 0, got ", limit);
+  };
+  check("max_tokens_per_block", options.max_tokens_per_block);
+  check("max_samples_per_block", options.max_samples_per_block);
+  check("max_path_tokens", options.max_path_tokens);
+}
+
+int64_t unique_tokens(const std::vector<Sample>& samples, const detail::Order& order) {
+  int64_t tokens = 0;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    tokens += static_cast<int64_t>(samples[order.samples[i]].tokens.size()) - order.shared[i];
+  }
+  return tokens;
+}
+
 }  // namespace
 
 Plan plan(const std::vector<Sample>& samples, const PlanOptions& options) {
-  BANYAN_CHECK(options.max_tokens_per_block >= 0,
-               "[plan] max_tokens_per_block: wanted >= 0, got ",
-               options.max_tokens_per_block);
-  BANYAN_CHECK(options.max_samples_per_block >= 0,
-               "[plan] max_samples_per_block: wanted >= 0, got ",
-               options.max_samples_per_block);
-  const detail::Order order = detail::order_samples(samples, options.build);
-  Plan plan;
-  if (samples.empty()) return plan;
-  const Cutter cutter(samples, order, options);
+  check_options(options);
+  detail::Cuts cuts;
+  cuts.order = detail::order_samples(samples, options.build);
+  if (samples.empty()) return {};
+  const int64_t num_unique = unique_tokens(samples, cuts.order);
+  const Cutter cutter(samples, cuts.order, options);
   const std::vector<int32_t> starts = cutter.starts();
   for (size_t i = 0; i < starts.size(); ++i) {
-    const bool final = i + 1 == starts.size();
-    const auto end = final ? static_cast<int32_t>(samples.size()) : starts[i + 1];
-    plan.blocks.push_back(make_block(samples, order, starts[i], end));
-    for (const Action action : {Action::kForward, Action::kLoss, Action::kBackward}) {
-      plan.entries.push_back({action, static_cast<int32_t>(i)});
-    }
-    plan.num_logical += plan.blocks.back().trie.num_logical;
-    plan.num_computed += plan.blocks.back().trie.num_tokens();
+    const auto size = static_cast<int32_t>(samples.size());
+    const int32_t end = i + 1 == starts.size() ? size : starts[i + 1];
+    const int32_t before = cuts.ends.empty() ? 0 : cuts.ends.back();
+    cuts.ends.push_back(before + static_cast<int32_t>(cutter.tokens(starts[i], end)));
+    cuts.policies.push_back(CarryPolicy::kRetain);
   }
-  plan.num_unique = cutter.num_unique();
+  for (const int32_t start : starts) cuts.order.shared[start] = 0;
+  Plan plan = detail::assemble(samples, cuts, options);
+  plan.num_unique = num_unique;
   warn_long_paths(samples, options.max_tokens_per_block, plan);
   return plan;
+}
+
+Plan plan_with_cuts(const std::vector<Sample>& samples,
+                    const std::vector<int32_t>& positions,
+                    CarryPolicy policy,
+                    const PlanOptions& options) {
+  check_options(options);
+  detail::Cuts cuts;
+  cuts.order = detail::order_samples(samples, options.build);
+  if (samples.empty()) return {};
+  const int64_t num_unique = unique_tokens(samples, cuts.order);
+  int64_t last = 0;
+  for (const int32_t position : positions) {
+    BANYAN_CHECK(last < position && position < num_unique,
+                 "[plan] cut: wanted ascending positions inside (0, ",
+                 num_unique,
+                 "), got ",
+                 position);
+    last = position;
+  }
+  cuts.ends = positions;
+  cuts.ends.push_back(static_cast<int32_t>(num_unique));
+  cuts.policies.assign(cuts.ends.size(), policy);
+  Plan plan = detail::assemble(samples, cuts, options);
+  plan.num_unique = num_unique;
+  return plan;
+}
+
+Counts counts_of(const Plan& plan) {
+  Counts counts;
+  counts.blocks = static_cast<int64_t>(plan.blocks.size());
+  counts.tokens = plan.num_computed;
+  counts.pairs = plan.num_pairs;
+  counts.carried = plan.num_carried;
+  counts.recomputed = plan.num_recomputed;
+  for (const Block& block : plan.blocks) {
+    counts.head_rows += static_cast<int64_t>(block.edges.source.size());
+    for (const Segment& segment : block.trie.segments) {
+      const bool own = segment.begin >= block.num_carried;
+      counts.forks += own && block.trie.par[segment.begin] != segment.begin - 1 ? 1 : 0;
+    }
+  }
+  return counts;
 }
 
 }  // namespace banyan::trie

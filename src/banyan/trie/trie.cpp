@@ -58,6 +58,10 @@ void cut_segments(Trie& trie, const std::vector<int32_t>& members) {
   }
 }
 
+}  // namespace
+
+namespace detail {
+
 void list_ancestors(Trie& trie) {
   trie.ancestor_offsets.assign(1, 0);
   for (const Segment& segment : trie.segments) {
@@ -74,10 +78,6 @@ void list_ancestors(Trie& trie) {
     trie.ancestor_offsets.push_back(static_cast<int32_t>(trie.ancestors.size()));
   }
 }
-
-}  // namespace
-
-namespace detail {
 
 Trie pack(const std::vector<Sample>& samples, const Order& order, int32_t begin, int32_t end) {
   Trie trie;

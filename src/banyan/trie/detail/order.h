@@ -23,4 +23,7 @@ Order order_samples(const std::vector<Sample>& samples, const BuildOptions& opti
 // Lays out samples [begin, end) of the order. sample_end follows the order, not the batch.
 Trie pack(const std::vector<Sample>& samples, const Order& order, int32_t begin, int32_t end);
 
+// Fills ancestor_offsets and ancestors from the segments.
+void list_ancestors(Trie& trie);
+
 }  // namespace banyan::trie::detail
