@@ -269,7 +269,8 @@ def test_a_template_or_tokenizer_that_fails_is_named(tmp_path, model_dir):
     bare = write_model_dir(tmp_path / "bare")
     (bare / "tokenizer_config.json").write_text("{}")
     with pytest.raises(UserError, match="wanted a chat template"):
-        Chat(bare)
+        Chat(bare).encode_chat([{"role": "user", "content": "x"}])
+    assert Chat(bare).encode("ab") == [64, 65]  # token ids and plain text need none
 
 
 @pytest.mark.skipif(

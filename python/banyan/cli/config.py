@@ -37,22 +37,40 @@ def run(args: argparse.Namespace) -> int:
 
 
 def explain(name: str) -> str:
-    """What a key means. Raises UserError for an unknown one."""
-    key = schema.honoured().get(name)
-    if key is not None:
-        home = "the core (src/banyan/core/config.h)" if key.reader == "core" else "the shell"
-        return (
-            f"{name}\n  {key.meaning}\n  type: {key.spec.wanted()}\n  default: {_show(key.default)}\n"
-            f"  honoured by {home}; stands in conf/ppo_trainer.yaml"
-        )
-    below = [other for other in schema.honoured() if other.startswith(name + ".")]
-    if below:
-        return "\n".join(
-            [f"{name}: a section; honoured keys below it:", *(f"  {other}" for other in below)]
-        )
-    entry = table.find(name)
+    """What a key means to the trainers that have it. Raises UserError for an unknown one."""
+    trainers = [file.removesuffix("_trainer") for file in schema.TRAINERS]
+    for describe in (_honoured, _section, _unread):
+        texts = [text for trainer in trainers if (text := describe(name, trainer))]
+        if texts:
+            return "\n".join(dict.fromkeys(texts))
+    raise UserError(arguments.unknown(name))
+
+
+def _honoured(name: str, trainer: str) -> str | None:
+    key = schema.honoured(trainer).get(name)
+    if key is None:
+        return None
+    header = "config" if trainer == "ppo" else "finetune_config"
+    home = f"the core (src/banyan/core/{header}.h)" if key.reader == "core" else "the shell"
+    return (
+        f"{name}\n  {key.meaning}\n  type: {key.spec.wanted()}\n  default: {_show(key.default)}\n"
+        f"  honoured by {home}; stands in conf/{key.file}"
+    )
+
+
+def _section(name: str, trainer: str) -> str | None:
+    below = [other for other in schema.honoured(trainer) if other.startswith(name + ".")]
+    if not below:
+        return None
+    return "\n".join(
+        [f"{name}: a section; honoured keys below it:", *(f"  {other}" for other in below)]
+    )
+
+
+def _unread(name: str, trainer: str) -> str | None:
+    entry = table.find(name, trainer)
     if entry is None:
-        raise UserError(arguments.unknown(name))
+        return None
     state = (
         "refused unless it has verl's default"
         if entry.state == "refused"
@@ -60,7 +78,7 @@ def explain(name: str) -> str:
     )
     return (
         f"{name}\n  {entry.meaning}\n  verl's default: {entry.default}\n  {state}: {entry.reason}\n"
-        "  stands in config/key_table.tsv"
+        f"  stands in config/{table.file_of(trainer)}"
     )
 
 

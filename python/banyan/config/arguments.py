@@ -18,7 +18,8 @@ from banyan.errors import UserError
 _ARGUMENT = re.compile(r"^(?P<prefix>\+\+|\+|~)?(?P<key>[^=\s]+?)(?P<value>=.*)?$", re.DOTALL)
 # A resolver evaluates text (environment, code); plain ${a.b} and oc.select only copy another value.
 RESOLVER = re.compile(r"\$\{\s*(?!oc\.select\b)[A-Za-z_][\w.]*:")
-_GROUPS_OF_VERL = ("model_engine",)
+_GROUPS_OF_VERL = {"ppo": ("model_engine",)}
+_GROUPS_OF_SFT = ("engine", "optim", "model_engine")  # engine=fsdp
 
 
 @dataclass
@@ -30,7 +31,9 @@ class Arguments:
     notes: list[str] = field(default_factory=list)
 
 
-def normalise(arguments: list[str], config_dir: Path | None = None) -> Arguments:
+def normalise(
+    arguments: list[str], config_dir: Path | None = None, trainer: str = "ppo"
+) -> Arguments:
     """Checks names and forms of all arguments. Raises UserError for the first that is wrong."""
     result = Arguments()
     groups = config_groups(config_dir)
@@ -45,10 +48,10 @@ def normalise(arguments: list[str], config_dir: Path | None = None) -> Arguments
             result.notes.append(
                 f"{argument}: Hydra's own options have no effect; files go to trainer.default_local_dir"
             )
-        elif key in _GROUPS_OF_VERL:
+        elif key in _GROUPS_OF_VERL.get(trainer, _GROUPS_OF_SFT):
             result.notes.append(f"{argument}: equivalent, banyan has one engine")
-        elif not is_known(key):
-            raise UserError(unknown(key))
+        elif not is_known(key, trainer):
+            raise UserError(unknown(key, trainer))
         elif match["prefix"] == "~":
             result.removed.append(key)
         else:
@@ -57,28 +60,26 @@ def normalise(arguments: list[str], config_dir: Path | None = None) -> Arguments
     return result
 
 
-def is_known(key: str) -> bool:
+def is_known(key: str, trainer: str = "ppo") -> bool:
     """True for a honoured key, a key of verl's table, a section of either, or anything below a free-form one."""
-    if key in schema.honoured() or key in schema.sections() or key in table.sections():
+    honoured = schema.honoured(trainer)
+    if key in honoured or key in schema.sections(trainer) or key in table.sections(trainer):
         return True
-    if sharing.is_key(key) or table.find(key) is not None:
+    if (trainer == "ppo" and sharing.is_key(key)) or table.find(key, trainer) is not None:
         return True
     parts = key.split(".")
     above = (".".join(parts[:length]) for length in range(1, len(parts)))
-    return any(
-        name in schema.honoured() and schema.honoured()[name].spec.type == "map" for name in above
-    )
+    return any(name in honoured and honoured[name].spec.type == "map" for name in above)
 
 
-def unknown(key: str) -> str:
+def unknown(key: str, trainer: str = "ppo") -> str:
     """The error line for a key that nobody knows, with the nearest known name."""
-    known = [*schema.honoured(), *table.entries()]
+    honoured = schema.honoured(trainer)
+    known = [*honoured, *table.entries(trainer)]
     leaf = key.rsplit(".", 1)[-1]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     if not near:
-        near = [
-            name for name in known if name.rsplit(".", 1)[-1] == leaf and name in schema.honoured()
-        ][:1]
+        near = [name for name in honoured if name.rsplit(".", 1)[-1] == leaf][:1]
     near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     hint = (
         f"; the nearest known key is {near[0]}" if near else "; `banyan config show` lists the keys"

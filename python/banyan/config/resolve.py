@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from banyan.config import arguments, checks, schema, sharing, table, types
+from banyan.config import arguments, checks, finetune_checks, schema, sharing, table, types
 from banyan.errors import UserError
 
 
@@ -40,6 +40,7 @@ def resolve(
     config_dir: Path | None = None,
     environ: Mapping[str, str] | None = None,
     partial: bool = False,
+    trainer: str = "ppo",
 ) -> Resolved:
     """Composes and checks the configuration.
 
@@ -49,18 +50,23 @@ def resolve(
         config_dir: folder of the user's own YAML files; the shipped ones can be named in their `defaults`.
         environ: environment variables, os.environ if None.
         partial: keep keys without a value as None and skip checks between keys (`banyan config show`).
+        trainer: whose keys these are: ppo, sft or dpo.
 
     Raises:
         UserError: one line naming the key, what was wanted and what came.
     """
-    args = arguments.normalise(argv, config_dir)
-    leaves = dict(_leaves(_compose(args.overrides, config_name, config_dir), ""))
-    notes = args.notes + sharing.apply(leaves, os.environ if environ is None else environ)
-    notes += _check_unread(leaves, args.removed)
-    values = _check_honoured(leaves, args.removed, partial)
-    notes += checks.rename(values)
+    args = arguments.normalise(argv, config_dir, trainer)
+    tree = _compose(args.overrides, config_name, config_dir)
+    leaves = dict(_leaves(tree, "", schema.honoured(trainer)))
+    notes = args.notes
+    if trainer == "ppo":
+        notes += sharing.apply(leaves, os.environ if environ is None else environ)
+    notes += _check_unread(leaves, args.removed, trainer)
+    values = _check_honoured(leaves, args.removed, partial, trainer)
+    rules = _rules(trainer)
+    notes += rules.rename(values)
     if not partial:
-        checks.check_between_keys(values)
+        rules.check_between_keys(values)
     return Resolved(_nest(values), notes)
 
 
@@ -106,46 +112,55 @@ def _refuse_resolvers(node: Any, name: str) -> None:
         )
 
 
-def _leaves(node: dict[str, Any], prefix: str):
+def _rules(trainer: str) -> Any:
+    """The module with the rules between the keys of a trainer."""
+    return checks if trainer == "ppo" else finetune_checks
+
+
+def _leaves(node: dict[str, Any], prefix: str, honoured: dict[str, schema.Key]):
     """(key, value) of every leaf; a honoured mapping and an empty node are leaves."""
     for key, value in node.items():
         name = f"{prefix}{key}"
-        known = schema.honoured().get(name)
+        known = honoured.get(name)
         if isinstance(value, dict) and value and (known is None or known.spec.type != "map"):
-            yield from _leaves(value, name + ".")
+            yield from _leaves(value, name + ".", honoured)
         else:
             yield name, value
 
 
-def _check_unread(leaves: dict[str, Any], removed: list[str]) -> list[str]:
+def _check_unread(leaves: dict[str, Any], removed: list[str], trainer: str) -> list[str]:
     """Takes equivalent and refused keys out of `leaves`; returns what is to be said."""
     said: dict[str, list[str]] = {}
-    for name in [name for name in leaves if name not in schema.honoured()]:
+    honoured = schema.honoured(trainer)
+    for name in [name for name in leaves if name not in honoured]:
         value = leaves.pop(name)
-        entry = table.find(name)
+        entry = table.find(name, trainer)
         if entry is None:
-            _check_section(name, value)
+            _check_section(name, value, trainer)
         elif entry.state == "equivalent":
             said.setdefault(entry.reason, []).append(f"{name}={_show(value)}")
         elif not entry.is_default(value):
             raise UserError(f"{name}: wanted {entry.default}, got {_show(value)}: {entry.reason}")
     for name in removed:
-        if name not in schema.honoured() and table.find(name) is None:
+        if name not in honoured and table.find(name, trainer) is None:
             raise UserError(f"~{name}: a section cannot be removed")
     return [f"{', '.join(names)}: equivalent, {reason}" for reason, names in said.items()]
 
 
-def _check_section(name: str, value: Any) -> None:
-    if name not in schema.sections() and name not in table.sections():
-        raise UserError(arguments.unknown(name))
+def _check_section(name: str, value: Any, trainer: str) -> None:
+    if name not in schema.sections(trainer) and name not in table.sections(trainer):
+        raise UserError(arguments.unknown(name, trainer))
     if value is not None and value != {}:
         raise UserError(f"{name}: wanted keys below it (it is a section), got {_show(value)}")
 
 
-def _check_honoured(leaves: dict[str, Any], removed: list[str], partial: bool) -> dict[str, Any]:
+def _check_honoured(
+    leaves: dict[str, Any], removed: list[str], partial: bool, trainer: str
+) -> dict[str, Any]:
     """Types and ranges of all honoured keys, in the order of the YAML."""
     values: dict[str, Any] = {}
-    for name, key in schema.honoured().items():
+    rules = _rules(trainer)
+    for name, key in schema.honoured(trainer).items():
         value = None if name in removed else leaves.get(name, "???")
         if value == "???":
             if not partial:
@@ -155,12 +170,12 @@ def _check_honoured(leaves: dict[str, Any], removed: list[str], partial: bool) -
             values[name] = None
             continue
         try:
-            value = checks.alias(name, value)
+            value = rules.alias(name, value)
             at_default = partial and value == key.default
             values[name] = value if at_default else types.check(key.spec, value)
         except ValueError as error:
             raise UserError(
-                f"{name}: wanted {error}, got {_show(value)}{checks.hint(name, value)}"
+                f"{name}: wanted {error}, got {_show(value)}{rules.hint(name, value)}"
             ) from error
     return values
 

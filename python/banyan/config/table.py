@@ -1,6 +1,7 @@
-"""verl's keys that banyan does not honour, from key_table.tsv: equivalent or refused, each with its reason.
+"""verl's keys that banyan does not honour: equivalent or refused, each with its reason. key_table.tsv holds those of
+reinforcement learning, sft_key_table.tsv those of `banyan sft` and the trainers that extend it.
 
-Layout of the file: comment lines (#), then `@name<TAB>text` for each reason, then a header and one key per line:
+Layout of a file: comment lines (#), then `@name<TAB>text` for each reason, then a header and one key per line:
 key, state, verl's default (" | " separates the defaults of its trainers), name of the reason, meaning.
 """
 
@@ -32,12 +33,18 @@ class Entry:
         return any(_same(value, text) for text in self.default.split(" | "))
 
 
+def file_of(trainer: str) -> str:
+    """The file with a trainer's keys."""
+    return "key_table.tsv" if trainer == "ppo" else "sft_key_table.tsv"
+
+
 @cache
-def entries() -> dict[str, Entry]:
+def entries(trainer: str = "ppo") -> dict[str, Entry]:
     """All entries by key."""
     reasons: dict[str, str] = {}
     found: dict[str, Entry] = {}
-    text = resources.files("banyan.config").joinpath("key_table.tsv").read_text(encoding="utf-8")
+    file = resources.files("banyan.config").joinpath(file_of(trainer))
+    text = file.read_text(encoding="utf-8")
     for line in text.splitlines():
         cells = line.split("\t")
         if line.startswith("#") or cells[0] == "key":
@@ -50,9 +57,9 @@ def entries() -> dict[str, Entry]:
     return found
 
 
-def find(name: str) -> Entry | None:
+def find(name: str, trainer: str = "ppo") -> Entry | None:
     """The entry of a key, or of the free-form node above it."""
-    table = entries()
+    table = entries(trainer)
     if name in table:
         return table[name]
     parts = name.split(".")
@@ -64,10 +71,10 @@ def find(name: str) -> Entry | None:
 
 
 @cache
-def sections() -> frozenset[str]:
+def sections(trainer: str = "ppo") -> frozenset[str]:
     """Names of verl's inner nodes."""
     return frozenset(
-        name.rsplit(".", d)[0] for name in entries() for d in range(1, name.count(".") + 1)
+        name.rsplit(".", d)[0] for name in entries(trainer) for d in range(1, name.count(".") + 1)
     )
 
 

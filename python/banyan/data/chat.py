@@ -33,32 +33,42 @@ class Chat:
             for token in self._tokenizer.get_added_tokens_decoder().values()
             if token.special
         ]
-        self._template_text = template or _find_template(directory, self._config)
+        self._template_text = template
         self._template: Any = None
 
     def encode_chat(self, messages: list[dict[str, Any]], **template_kwargs: Any) -> list[int]:
         """Token ids of the messages under the template, with the opening of the answer at the end."""
-        marked, spelled = self._mark_special(messages)
-        text = self._render(marked, template_kwargs)
-        if not spelled:
-            return self.encode(text)
+        marked, spelled = self.mark_special(messages)
+        return self.encode_rendered(self.render(marked, template_kwargs), spelled)[0]
+
+    def encode_rendered(
+        self, text: str, spelled: list[str]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of rendered text with marks, and the letters [begin, end) of `text` behind each token."""
         ids: list[int] = []
+        places: list[tuple[int, int]] = []
+        begin = 0
         for piece in _split_marks(text, len(spelled)):
-            ids += (
-                self.encode(spelled[piece], as_text=True)
-                if isinstance(piece, int)
-                else self.encode(piece)
-            )
-        return ids
+            if isinstance(piece, int):
+                end = begin + len(_MARK.format(piece))
+                own = self.encode(spelled[piece], as_text=True)
+                places += [(begin, end)] * len(own)
+            else:
+                end = begin + len(piece)
+                found = self._encoding(piece, as_text=False)
+                own = found.ids
+                places += [(begin + first, begin + last) for first, last in found.offsets]
+            ids += own
+            begin = end
+        return ids, places
+
+    def special_tokens(self) -> list[str]:
+        """Texts of the special tokens."""
+        return [token for token in self._special if token]
 
     def encode(self, text: str, as_text: bool = False) -> list[int]:
         """Token ids of plain text; with `as_text` the names of special tokens in it stay text."""
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise UserError(
-                "text: wanted Unicode, got half a surrogate pair or a byte that is not UTF-8"
-            )
-        self._tokenizer.encode_special_tokens = as_text
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._encoding(text, as_text).ids
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids, without special tokens."""
@@ -80,27 +90,44 @@ class Chat:
             found.update(value if isinstance(value, list) else [] if value is None else [value])
         return sorted(found)
 
-    def _mark_special(
+    def mark_special(
         self, messages: list[dict[str, Any]]
     ) -> tuple[list[dict[str, Any]], list[str]]:
         """Messages with spelled-out special tokens replaced by marks, and the texts behind the marks."""
         spelled: list[str] = []
-        marked = []
-        for message in messages:
-            content = message["content"]
-            for token in sorted(self._special, key=len, reverse=True):
-                if token and token in content:
-                    content = content.replace(token, _MARK.format(len(spelled)))
-                    spelled.append(token)
-            marked.append({**message, "content": content})
-        return marked, spelled
+        special = sorted(self.special_tokens(), key=len, reverse=True)
 
-    def _render(self, messages: list[dict[str, Any]], template_kwargs: dict[str, Any]) -> str:
+        def marked(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: marked(item) for key, item in value.items()}
+            if isinstance(value, list):
+                return [marked(item) for item in value]
+            if not isinstance(value, str):
+                return value
+            for token in special:
+                if token in value:
+                    value = value.replace(token, _MARK.format(len(spelled)))
+                    spelled.append(token)
+            return value
+
+        return marked(messages), spelled
+
+    def _encoding(self, text: str, as_text: bool) -> Any:
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise UserError(
+                "text: wanted Unicode, got half a surrogate pair or a byte that is not UTF-8"
+            )
+        self._tokenizer.encode_special_tokens = as_text
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def render(self, messages: list[dict[str, Any]], template_kwargs: dict[str, Any]) -> str:
+        """Text of (marked) messages under the template; `template_kwargs` win over the opening of an answer."""
         import jinja2
 
         try:
             if self._template is None:
-                self._template = _environment().from_string(self._template_text)
+                text = self._template_text or _find_template(self.directory, self._config)
+                self._template = _environment().from_string(text)
             special = {name: _token_text(self._config.get(name)) for name in _SPECIAL_NAMES}
             special = {name: text for name, text in special.items() if text is not None}
             values = {"add_generation_prompt": True, **special, **template_kwargs}

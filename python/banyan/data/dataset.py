@@ -6,14 +6,13 @@ Prompts over the limit are filtered if data.filter_overlong_prompts is set, else
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from banyan.data import rows
 from banyan.data.chat import Chat
-from banyan.data.files import Row, read_rows
+from banyan.data.files import Row
 from banyan.errors import UserError
-
-_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,12 @@ def load(paths: list[str], chat: Chat, options: Options) -> Dataset:
     prompts: list[Prompt] = []
     bad: list[str] = []
     num_filtered = num_truncated = num_read = 0
-    for place, row in _first(paths, options.max_samples):
+    for place, row in rows.first_rows(paths, options.max_samples):
         num_read += 1
-        reason = row if isinstance(row, str) else _reason(row, options)
-        if reason:
-            bad.append(f"{place}: {reason}")
+        prompt = row if isinstance(row, str) else _read(row, chat, options)
+        if isinstance(prompt, str):
+            bad.append(f"{place}: {prompt}")
             continue
-        prompt = _prompt(row, chat, options)
         excess = len(prompt.tokens) - options.max_prompt_length
         if excess > 0 and options.filter_overlong_prompts:
             num_filtered += 1
@@ -76,26 +74,41 @@ def load(paths: list[str], chat: Chat, options: Options) -> Dataset:
             num_truncated += excess > 0
             prompts.append(_truncate(prompt, options))
     if bad:
-        raise UserError(_bad_rows(bad))
+        raise UserError(rows.bad_rows(bad))
     if not prompts:
         what = f"{num_filtered} rows, all over data.max_prompt_length" if num_read else "none"
         raise UserError(f"{', '.join(paths)}: wanted at least one row, got {what}")
     return Dataset(prompts, num_filtered, num_truncated)
 
 
-def _first(paths: list[str], limit: int):
-    count = 0
-    for path in paths:
-        for item in read_rows(path):
-            if 0 <= limit <= count:
-                return
-            count += 1
-            yield item
+def _read(row: Row, chat: Chat, options: Options) -> Prompt | str:
+    """One prompt, or why the row cannot be used."""
+    reason = _reason(row, options)
+    if reason:
+        return reason
+    # A prompt is a chat, or token ids in its column or in `input_ids`.
+    name = "input_ids" if row.get(options.prompt_key) is None else options.prompt_key
+    value = row[name]
+    if isinstance(value, list) and value and all(isinstance(item, int) for item in value):
+        try:
+            tokens = rows.token_ids(value, name, chat.vocab_size)
+        except ValueError as error:
+            return str(error)
+        return _prompt(row, tokens, chat.decode(tokens), options)
+    reason = rows.messages_reason(value, name)
+    if reason is None and not (value[-1].get("content") or "").strip():
+        reason = f"column {name!r}: the prompt is empty"
+    if reason:
+        return reason
+    return _prompt(
+        row, chat.encode_chat(value, **options.template_kwargs), value[-1]["content"], options
+    )
 
 
 def _reason(row: Row, options: Options) -> str | None:
-    """Why a row cannot be used, or None."""
-    for column in (options.prompt_key, options.reward_fn_key, "reward_model"):
+    """Why a row cannot be used, its prompt aside, or None."""
+    prompt_key = "input_ids" if row.get("input_ids") is not None else options.prompt_key
+    for column in (prompt_key, options.reward_fn_key, "reward_model"):
         if row.get(column) is None:
             return f"column {column!r}: wanted a value, got {'null' if column in row else 'no such column'}"
     if not isinstance(row[options.reward_fn_key], str):
@@ -105,56 +118,20 @@ def _reason(row: Row, options: Options) -> str | None:
         return "column 'reward_model': wanted an object with ground_truth"
     if not isinstance(row.get("extra_info") or {}, dict):
         return f"column 'extra_info': wanted an object, got {type(row['extra_info']).__name__}"
-    for column in ("images", "videos", "audios"):
-        if row.get(column):
-            return f"column {column!r}: banyan trains on text only"
-    return _message_reason(row[options.prompt_key], options.prompt_key)
+    return rows.media_reason(row)
 
 
-def _message_reason(messages: Any, column: str) -> str | None:
-    if not isinstance(messages, list) or not messages:
-        got = "an empty list" if messages == [] else type(messages).__name__
-        return f"column {column!r}: wanted a list of {{role, content}}, got {got}"
-    for index, message in enumerate(messages):
-        fits = isinstance(message, dict) and all(
-            isinstance(message.get(k), str) for k in ("role", "content")
-        )
-        if not fits:
-            return f"column {column!r}: message {index}: wanted role and content as text"
-        if any("\ud800" <= letter <= "\udfff" for letter in message["role"] + message["content"]):
-            return f"column {column!r}: message {index}: wanted Unicode text, got half a surrogate pair"
-    if not messages[-1]["content"].strip():
-        return f"column {column!r}: the prompt is empty"
-    return None
-
-
-def _prompt(row: Row, chat: Chat, options: Options) -> Prompt:
-    messages = row[options.prompt_key]
+def _prompt(row: Row, tokens: list[int], text: str, options: Options) -> Prompt:
     return Prompt(
-        tokens=chat.encode_chat(messages, **options.template_kwargs),
+        tokens=tokens,
         data_source=row[options.reward_fn_key],
         ground_truth=row["reward_model"]["ground_truth"],
         extra_info=dict(row.get("extra_info") or {}),
-        text=messages[-1]["content"],
+        text=text,
     )
 
 
 def _truncate(prompt: Prompt, options: Options) -> Prompt:
-    limit, tokens = options.max_prompt_length, prompt.tokens
-    if len(tokens) <= limit:
-        return prompt
-    if options.truncation == "left":
-        kept = tokens[-limit:]
-    elif options.truncation == "right":
-        kept = tokens[:limit]
-    else:
-        head = limit // 2
-        kept = tokens[:head] + tokens[len(tokens) - (limit - head) :]
-    return Prompt(kept, prompt.data_source, prompt.ground_truth, prompt.extra_info, prompt.text)
-
-
-def _bad_rows(bad: list[str]) -> str:
-    head = "one row cannot be used:" if len(bad) == 1 else f"{len(bad)} rows cannot be used"
-    if len(bad) > 1:
-        head += ":" if len(bad) <= _SHOWN else f"; the first {_SHOWN}:"
-    return "\n  ".join([f"data: {head}", *bad[:_SHOWN]])
+    parts = rows.kept_range(len(prompt.tokens), options.max_prompt_length, options.truncation)
+    kept = [token for begin, end in parts for token in prompt.tokens[begin:end]]
+    return replace(prompt, tokens=kept)

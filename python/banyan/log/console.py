@@ -36,7 +36,9 @@ class Console:
         if not self._shown:
             return
         validation = {
-            name: value for name, value in metrics.items() if name.startswith("val-core/")
+            name: value
+            for name, value in metrics.items()
+            if name.startswith("val-core/") or name in ("val/loss", "val/rewards/accuracies")
         }
         if validation:
             shown = "  ".join(
@@ -92,6 +94,10 @@ class Console:
 def describe(metrics: dict[str, float]) -> str:
     """The few numbers of a step that fit on a line, with units."""
     facts = []
+    if "train/loss" in metrics:
+        facts.append(f"loss {metrics['train/loss']:.4f}")
+    if "rewards/accuracies" in metrics:
+        facts.append(f"pairs in order {metrics['rewards/accuracies']:.2f}")
     if "critic/score/mean" in metrics:
         facts.append(f"reward {metrics['critic/score/mean']:.3f}")
     if "perf/throughput" in metrics:

@@ -20,6 +20,13 @@ Steps = dict[int, dict[str, Any]]
 
 # Title, unit, then (name, metric) of each line; a metric that a run lacks is left out.
 _CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
+    ("Loss", "", (("training", "train/loss"), ("validation", "val/loss"))),
+    (
+        "Pairs in order",
+        "share",
+        (("training", "rewards/accuracies"), ("validation", "val/rewards/accuracies")),
+    ),
+    ("Reward margin", "", (("training", "rewards/margins"), ("validation", "val/rewards/margins"))),
     ("Reward", "", (("mean", "critic/score/mean"),)),
     (
         "Response length",
@@ -28,8 +35,12 @@ _CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ),
     ("Entropy", "nats", (("entropy", "actor/entropy"),)),
     ("KL", "nats", (("to the reference", "actor/kl_loss"), ("of the update", "actor/ppo_kl"))),
-    ("Gradient norm", "", (("before clipping", "actor/grad_norm"),)),
-    ("Learning rate", "", (("learning rate", "actor/lr"),)),
+    (
+        "Gradient norm",
+        "",
+        (("before clipping", "actor/grad_norm"), ("before clipping", "train/grad_norm")),
+    ),
+    ("Learning rate", "", (("learning rate", "actor/lr"), ("learning rate", "train/lr"))),
     (
         "Tokens of a step",
         "tokens",

@@ -17,8 +17,14 @@ _STAGES = (
     ("old log-probs", "timing_s/old_log_prob"),
     ("reference", "timing_s/ref"),
     ("update", "timing_s/update_actor"),
+    ("update", "timing_s/update"),
     ("validation", "timing_s/testing"),
     ("checkpoints", "timing_s/save_checkpoint"),
+)
+_FINETUNE = (
+    ("train/loss", "training loss"),
+    ("val/loss", "validation loss"),
+    ("val/rewards/accuracies", "validation pairs in order"),
 )
 
 
@@ -34,6 +40,10 @@ def headline(steps: Steps) -> list[tuple[str, str]]:
                 _change(_mean(rewards[:n]), _mean(rewards[-n:])),
             )
         )
+    for name, label in _FINETUNE:
+        values = _values(steps, name)
+        if values:
+            rows.append((f"{label}, first and last", _change(values[0], values[-1])))
     for name in sorted({key for values in steps.values() for key in values if _is_accuracy(key)}):
         values = _values(steps, name)
         rows.append(

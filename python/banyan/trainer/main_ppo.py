@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan import extension
+from banyan.config import schema
 from banyan.config.resolve import Resolved, resolve
 from banyan.errors import RunError, UserError, core_text
 from banyan.trainer import inputs as run_inputs
@@ -32,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+def add_config_arguments(parser: argparse.ArgumentParser, config_name: str = "ppo_trainer") -> None:
     """Where the configuration comes from, with Hydra's names."""
     parser.add_argument(
-        "--config-name", "-cn", default="ppo_trainer", help="YAML file (default: %(default)s)"
+        "--config-name", "-cn", default=config_name, help="YAML file (default: %(default)s)"
     )
     parser.add_argument(
         "--config-path", "--config-dir", "-cp", "-cd", type=Path, help="folder of your YAML files"
@@ -50,7 +51,8 @@ def resolve_arguments(args: argparse.Namespace, partial: bool = False) -> Resolv
     if getattr(args, "share", None):
         overrides.append(f"actor_rollout_ref.sharing.mode={args.share}")
     name = args.config_name.removesuffix(".yaml")
-    return resolve(overrides, name, args.config_path, partial=partial)
+    trainer = name.removesuffix("_trainer") if name in schema.TRAINERS else "ppo"
+    return resolve(overrides, name, args.config_path, partial=partial, trainer=trainer)
 
 
 def run(args: argparse.Namespace) -> int:
