@@ -20,6 +20,7 @@ LAYERS: list[set[str]] = [
     {"rollout", "algo", "optim"},
     {"checkpoint"},
     {"train"},
+    {"bench"},
 ]
 TORCH_FREE = {"trie"}
 INCLUDE = re.compile(r'^\s*#include\s+["<]([^">]+)[">]', re.MULTILINE)

@@ -182,6 +182,8 @@ void shapes(benchmark::internal::Benchmark* b) {
   b->Args({8, 100, 8, 128})
       ->Args({8, 170, 8, 24})
       ->Args({2, 1024, 8, 256})
+      ->Args({1, 4096, 16, 256})
+      ->Args({1, 4096, 1, 256})
       ->Args({64, 100, 1, 128});
   b->Unit(benchmark::kMillisecond)->UseRealTime();
 }

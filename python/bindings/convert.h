@@ -29,5 +29,6 @@ void bind_model(py::module_& module);
 void bind_engine(py::module_& module);
 void bind_train(py::module_& module);
 void bind_library(py::module_& module);
+void bind_bench(py::module_& module);
 
 }  // namespace banyan::bindings

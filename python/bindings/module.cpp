@@ -32,4 +32,5 @@ PYBIND11_MODULE(_C, module) {
   banyan::bindings::bind_engine(module);
   banyan::bindings::bind_train(module);
   banyan::bindings::bind_library(module);
+  banyan::bindings::bind_bench(module);
 }

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from banyan.bench import cli, peers
 from banyan.bench.child import matrix_rate, run_rollout, run_step
 from banyan.bench.flops import TrieSize, trie_size, update_flops
 from banyan.bench.work import PRESETS, find_gsm8k, find_preset, prompts_of
@@ -17,6 +16,8 @@ from banyan.convert import convert
 from banyan.data.chat import Chat
 from banyan.errors import UserError
 from test_convert import write_gguf
+
+from banyan.bench import cli, peers
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HAS_CORE = importlib.util.find_spec("banyan._C") is not None
@@ -231,6 +232,25 @@ def test_command_with_the_core(model: Path, tmp_path: Path, what: str) -> None:
     assert result["unique_tokens"] < result["logical_tokens"]
     assert result["stages"]["gen"] > 0
     assert ("mfu" in result) == (what == "step")
+
+
+@pytest.mark.skipif(not HAS_CORE, reason="the extension banyan._C is not built")
+def test_trie_with_the_core(model: Path, tmp_path: Path) -> None:
+    result_file = tmp_path / "result.json"
+    arguments = ["--model", str(model), "--repeats", "1", "--json", str(result_file), "--preset"]
+    assert cli.run(parse("trie", *arguments, "P20R9n4")) == 0
+    result = json.loads(result_file.read_text())
+    assert (result["logical_tokens"], result["unique_tokens"]) == (116, 56)
+    assert result["efficiency"] == pytest.approx(result["ratio"] / result["ideal"])
+    assert 1 < result["ideal"] < 4
+    assert min(result["peak_bytes_on"], result["peak_bytes_off"]) > 1 << 20
+    assert result["on"]["loss"] == pytest.approx(result["off"]["loss"])
+    assert cli.run(parse("trie", *arguments, "P20R9n4", "alone2")) == 0
+    result = json.loads(result_file.read_text())
+    assert result["alone2"]["ideal"] == 1.0
+    assert result["P20R9n4"]["unique_tokens"] == 56
+    with pytest.raises(ValueError, match=r"\[bench\] --preset: wanted P<p>R<r>n<n>"):
+        cli.run(parse("trie", *arguments, "alone"))
 
 
 def environment(peer: str) -> Path:

@@ -1,4 +1,5 @@
 """`banyan bench step|rollout`: banyan with sharing on, with sharing off, then the peers, in turn.
+`banyan bench trie`: what sharing is worth to a forward and backward pass (banyan.bench.trie).
 
 Each side runs in a process of its own and nothing runs beside it. Ratios are times of the other
 over times of banyan: above 1 means banyan is faster.
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan import version
-from banyan.bench import peers
+from banyan.bench import peers, trie
 from banyan.bench.work import PRESETS, Preset, find_preset, prompts_of
 from banyan.errors import UserError
 
@@ -28,11 +29,17 @@ _PEERS_OF = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("step", "rollout"), help="a training step, or generation")
+    parser.add_argument(
+        "what",
+        choices=("step", "rollout", "trie"),
+        help="a training step, generation, or a pass with sharing on and off",
+    )
     parser.add_argument(
         "--preset",
-        default=next(iter(PRESETS)),
-        help=f"prompts x responses x tokens: {', '.join(PRESETS)} (default: %(default)s)",
+        nargs="+",
+        metavar="NAME",
+        help=f"step, rollout: one of {', '.join(PRESETS)}; trie: shapes such as P512R512n8, "
+        "turns10n8, tree-b2d6 (default: the listed ones of the guide)",
     )
     parser.add_argument("--model", type=Path, help="model directory (default: the cached one)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
@@ -40,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peers", action="store_true", help="time transformers and TRL too (`make peers` first)"
     )
     parser.add_argument("--repeats", type=int, default=3, help="timed runs (default: %(default)s)")
+    parser.add_argument(
+        "--max-tokens-per-block", type=int, default=8192, help="trie: default: %(default)s"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="trie: of the random tokens")
     parser.add_argument(
         "--kernels", default="native", choices=("native", "aten"), help="default: %(default)s"
     )
@@ -50,8 +61,13 @@ def run(args: argparse.Namespace) -> int:
     from banyan import extension
     from banyan.data.chat import Chat
 
-    preset = find_preset(args.preset)
     model = find_model(args.model)
+    if args.what == "trie":
+        result = {**describe(args, model), **trie.run(args, model, extension.load())}
+        write(args, result)
+        return 0
+    args.preset = (args.preset or list(PRESETS))[0]
+    preset = find_preset(args.preset)
     names = _PEERS_OF[args.what] if args.peers else []
     if args.repeats < 1:
         raise UserError(f"--repeats: wanted at least 1, got {args.repeats}")
@@ -63,11 +79,16 @@ def run(args: argparse.Namespace) -> int:
         print("GSM8K is not on this machine (BANYAN_TEST_DATA): prompts are generated", flush=True)
     with tempfile.TemporaryDirectory(prefix="banyan-bench-") as folder:
         bench = Bench(args, preset, model, prompts, Path(folder))
-        result = {**describe(args, model, source), **bench.measure(names)}
+        described = {**describe(args, model), "preset": args.preset, "prompts": source}
+        result = {**described, **bench.measure(names)}
     print_result(result)
+    write(args, result)
+    return 0
+
+
+def write(args: argparse.Namespace, result: dict[str, Any]) -> None:
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return 0
 
 
 def find_model(given: Path | None) -> Path:
@@ -164,12 +185,10 @@ def ratios(on: dict[str, Any], others: dict[str, dict[str, Any]]) -> dict[str, A
     return found
 
 
-def describe(args: argparse.Namespace, model: Path, source: str) -> dict[str, Any]:
+def describe(args: argparse.Namespace, model: Path) -> dict[str, Any]:
     """What was measured, and where."""
     return {
         "bench": args.what,
-        "preset": args.preset,
-        "prompts": source,
         "model": model.name,
         "banyan": version(),
         "kernels": args.kernels,

@@ -1,0 +1,65 @@
+"""`banyan bench trie`: a batch with sharing on and off, forward and backward; the core measures.
+
+Each preset runs in a process of its own, so that its peak memory is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from banyan.errors import RunError
+
+
+def run(args: argparse.Namespace, model: Path, core: Any) -> dict[str, Any]:
+    """Figures of one preset, or of several by name."""
+    names = args.preset or core.bench_presets()
+    if len(names) == 1:
+        return measure(args, model, core, names[0])
+    return {name: in_process(args, model, name) for name in names}
+
+
+def measure(args: argparse.Namespace, model: Path, core: Any, name: str) -> dict[str, Any]:
+    """One preset, here; prints its figures."""
+    options = {
+        "preset": name,
+        "repeats": args.repeats,
+        "max_tokens_per_block": args.max_tokens_per_block,
+        "seed": args.seed,
+    }
+    loaded = core.Model.load(str(model), kernels=args.kernels, with_backward=True)
+    result = core.bench_trie(loaded, options)
+    on, off = result["on"], result["off"]
+    low, high = result["ratio_spread"]
+    print(
+        f"{name}: {result['logical_tokens']} logical, {result['unique_tokens']} unique tokens\n"
+        f"  ratio {result['ratio']:.3f} ({low:.3f} to {high:.3f}), ideal {result['ideal']:.3f}, "
+        f"efficiency {result['efficiency']:.3f}\n"
+        f"  on  {on['median']:8.3f} s x {len(on['seconds'])}, {on['blocks']} blocks, "
+        f"{result['peak_bytes_on'] / 2**30:.2f} GiB, planning {on['plan_seconds'] * 1e3:.2f} ms\n"
+        f"  off {off['median']:8.3f} s x {len(off['seconds'])}, {off['blocks']} blocks, "
+        f"{result['peak_bytes_off'] / 2**30:.2f} GiB",
+        flush=True,
+    )
+    return {"preset": name, "seed": args.seed, **result}
+
+
+def in_process(args: argparse.Namespace, model: Path, name: str) -> dict[str, Any]:
+    """One preset in a child that prints its own figures. Raises RunError if the child fails."""
+    with tempfile.TemporaryDirectory(prefix="banyan-bench-") as folder:
+        file = Path(folder) / "result.json"
+        command = [
+            *(sys.executable, "-m", "banyan.cli.main", "bench", "trie", "--preset", name),
+            *("--model", str(model), "--json", str(file), "--kernels", args.kernels),
+            *("--repeats", str(args.repeats), "--seed", str(args.seed)),
+            *("--max-tokens-per-block", str(args.max_tokens_per_block)),
+        ]
+        code = subprocess.run(command).returncode
+        if code != 0:
+            raise RunError(f"bench trie --preset {name} ended with {code}")
+        return json.loads(file.read_text(encoding="utf-8"))

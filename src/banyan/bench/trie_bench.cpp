@@ -1,0 +1,143 @@
+#include "banyan/bench/trie_bench.h"
+
+#include <malloc.h>
+
+#include <algorithm>
+
+#include "banyan/bench/workload.h"
+#include "banyan/core/error.h"
+#include "banyan/core/memory.h"
+#include "banyan/optim/adamw.h"
+#include "banyan/train/clock.h"
+#include "banyan/train/probe.h"
+#include "banyan/trie/trie.h"
+
+namespace banyan::bench {
+namespace {
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : 0.5 * (values[half - 1] + values[half]);
+}
+
+class Bench {
+ public:
+  Bench(models::CausalLM& model, const TrieBenchOptions& options)
+      : model_(model),
+        options_(options),
+        samples_(make_workload(
+            options.preset, static_cast<int32_t>(model.shape().vocab), options.seed)) {}
+
+  TrieBenchResult run() {
+    model_.params().ensure_grads();
+    sizes();
+    pass(/*share=*/true, result_.on, /*counted=*/false);
+    const double first = pass(/*share=*/false, result_.off, /*counted=*/false);
+    // A long first pass is counted: what a warm-up saves is small beside it.
+    const bool keep_first = first > 0.5 * options_.off_seconds;
+    if (keep_first) result_.off.seconds.push_back(first);
+    std::vector<double> ratios;
+    double left = options_.off_seconds - (keep_first ? first : 0.0);
+    double off = first;
+    for (int64_t i = 0; i < options_.repeats; ++i) {
+      const double on = pass(/*share=*/true, result_.on, /*counted=*/true);
+      if ((i == 0 && !keep_first) || left > off) {
+        off = pass(/*share=*/false, result_.off, /*counted=*/true);
+        left -= off;
+      }
+      ratios.push_back(off / on);
+    }
+    finish(ratios);
+    return std::move(result_);
+  }
+
+ private:
+  void sizes() {
+    const auto count = [&](bool share, int64_t& tokens, int64_t& pairs) {
+      trie::BuildOptions build = options_.plan.build;
+      build.share = share;
+      const trie::Trie trie = trie::build(samples_, build);
+      tokens = trie.num_tokens();
+      pairs = trie.num_pairs();
+      const auto rows = static_cast<int64_t>(trie::edges_of(trie, samples_).source.size());
+      return pass_flops(model_.shape(), tokens, pairs, rows);
+    };
+    const double on = count(true, result_.unique_tokens, result_.pairs_on);
+    const double off = count(false, result_.logical_tokens, result_.pairs_off);
+    result_.ideal = off / on;
+    result_.samples = static_cast<int64_t>(samples_.size());
+  }
+
+  // One measured pass; returns its seconds.
+  double pass(bool share, Side& side, bool counted) {
+    model_.params().zero_grads();
+    const bool first = side.peak_bytes == 0;
+    if (first) {
+      malloc_trim(0);
+      reset_peak_resident();
+    }
+    train::Clock clock;
+    trie::PlanOptions options = options_.plan;
+    options.build.share = share;
+    const trie::Plan plan = trie::plan(samples_, options);
+    const double plan_seconds = clock.lap();
+    const train::ProbeResult probe = train::probe_pass(model_, plan);
+    const double seconds = plan_seconds + clock.lap();
+    if (first) {
+      side.peak_bytes = peak_resident_bytes();
+      side.loss = probe.loss;
+      side.grad_norm = optim::grad_norm(model_.params());
+      side.blocks = static_cast<int64_t>(plan.blocks.size());
+      side.computed_tokens = plan.num_computed;
+    }
+    if (counted) {
+      side.seconds.push_back(seconds);
+      plan_seconds_[share ? 1 : 0].push_back(plan_seconds);
+    } else {
+      plan_seconds_[share ? 1 : 0] = {plan_seconds};
+    }
+    return seconds;
+  }
+
+  void finish(std::vector<double> ratios) {
+    result_.on.median = median(result_.on.seconds);
+    result_.off.median = median(result_.off.seconds);
+    result_.on.plan_seconds = median(plan_seconds_[1]);
+    result_.off.plan_seconds = median(plan_seconds_[0]);
+    result_.ratio = median(ratios);
+    result_.ratio_low = *std::min_element(ratios.begin(), ratios.end());
+    result_.ratio_high = *std::max_element(ratios.begin(), ratios.end());
+    result_.efficiency = result_.ratio / result_.ideal;
+  }
+
+  models::CausalLM& model_;
+  const TrieBenchOptions& options_;
+  std::vector<Sample> samples_;
+  std::vector<double> plan_seconds_[2];
+  TrieBenchResult result_;
+};
+
+}  // namespace
+
+double pass_flops(const models::ModelShape& shape,
+                  int64_t tokens,
+                  int64_t pairs,
+                  int64_t head_rows) {
+  const auto hidden = static_cast<double>(shape.hidden);
+  const auto layers = static_cast<double>(shape.layers);
+  const auto attention = static_cast<double>(shape.heads * shape.head_dim);
+  const auto kv = static_cast<double>(shape.kv_heads * shape.head_dim);
+  const double body = layers * hidden *
+                      (2.0 * attention + 2.0 * kv + 3.0 * static_cast<double>(shape.intermediate));
+  return 6.0 * body * static_cast<double>(tokens) +
+         12.0 * attention * layers * static_cast<double>(pairs) +
+         6.0 * hidden * static_cast<double>(shape.vocab) * static_cast<double>(head_rows);
+}
+
+TrieBenchResult bench_trie(models::CausalLM& model, const TrieBenchOptions& options) {
+  BANYAN_CHECK(options.repeats >= 1, "[bench] --repeats: wanted at least 1, got ", options.repeats);
+  return Bench(model, options).run();
+}
+
+}  // namespace banyan::bench
