@@ -11,8 +11,7 @@
 namespace banyan::train {
 
 ProbeResult probe_pass(models::CausalLM& model, const trie::Plan& plan) {
-  int64_t scored = 0;
-  for (const trie::Block& block : plan.blocks) scored += block.edges.logical_edge.size();
+  const int64_t scored = static_cast<int64_t>(plan.logical.edge.size());
   const double weight = scored > 0 ? -1.0 / static_cast<double>(scored) : 0.0;
   ProbeResult result;
   std::map<int32_t, BlockForward> in_flight;
@@ -26,12 +25,14 @@ ProbeResult probe_pass(models::CausalLM& model, const trie::Plan& plan) {
         result.forward_seconds += clock.lap();
         break;
       case trie::Action::kLoss:
+      case trie::Action::kRecompute:
         break;
       case trie::Action::kBackward: {
-        const at::Tensor log_prob = logical_log_prob(state, block);
+        const BlockTokens tokens = block_tokens(plan, block);
+        const at::Tensor log_prob = logical_log_prob(state, tokens);
         result.loss += weight * log_prob.sum(at::kDouble).item<double>();
         const at::Tensor gradient = at::full_like(log_prob, weight);
-        backward_block(model, block, std::move(state), gradient, /*grad_entropy=*/{}, 1.0);
+        backward_block(model, block, tokens, std::move(state), gradient, /*grad_entropy=*/{}, 1.0);
         in_flight.erase(entry.block);
         result.backward_seconds += clock.lap();
         break;
