@@ -101,7 +101,7 @@ def dense_loss(weights, config, trajectories, advantages, old, ref, tree) -> tor
             loss = loss + actor["kl_loss_coef"] * (gap.exp() - gap - 1).clamp(-10, 10)
         terms.append(loss)
     terms = [term for term in terms if len(term)]
-    mode = actor["loss_agg_mode"]
+    mode = actor["loss_agg_mode"] or "token-mean"
     if mode == "token-mean":
         return torch.cat(terms).mean()
     if mode == "token-sum":

@@ -10,10 +10,11 @@ _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 
 # Values with two names (T19).
-_ALIASES = {("algorithm.adv_estimator", "grpo_vectorized"): "grpo"}
+_ALIASES = {
+    ("algorithm.adv_estimator", "grpo_vectorized"): "grpo",
+    ("algorithm.adv_estimator", "rloo_vectorized"): "rloo",
+}
 _HINTS = {
-    "algorithm.adv_estimator": "other estimators are not built yet (gae, verl's default, needs a critic)",
-    f"{_ACTOR}.policy_loss.loss_mode": "other policy losses are not built yet",
     f"{_ACTOR}.optim.lr_scheduler_type": "other schedules are not built yet",
     "reward.reward_manager.name": "other reward managers are not built yet",
     f"{_ROLLOUT}.dtype": "bfloat16 has the packed kernels, float32 is for checks",
@@ -24,6 +25,8 @@ _RENAMED = {
     "custom_reward_function.path": "reward.custom_reward_function.path",
     "custom_reward_function.name": "reward.custom_reward_function.name",
     "custom_reward_function.reward_kwargs": "reward.custom_reward_function.reward_kwargs",
+    "reward_model.enable": "reward.reward_model.enable",
+    "reward_model.model.path": "reward.reward_model.model_path",
 }
 
 
@@ -36,6 +39,8 @@ def hint(name: str, value: Any) -> str:
     """A reason to add to a refused value, or nothing."""
     if name == f"{_ACTOR}.kl_loss_type" and value in ("kl", "k1"):
         return f": {_K1}"
+    if name == f"{_ACTOR}.policy_loss.loss_mode" and value == "bypass_mode":
+        return ": keep your loss and set algorithm.rollout_correction.bypass_mode=true (T35)"
     return f": {_HINTS[name]}" if name in _HINTS else ""
 
 

@@ -1,6 +1,6 @@
 """The small language in which ppo_trainer.yaml states the type and range of each key.
 
-    spec  := type ["|null"] [range] | "one of" name {"," name} ["|null"]
+    spec  := type ["|null"] [range] | "one of" name {"," name} ["|null"] ["or FILE.py:FUNCTION"]
     type  := bool | int | float | str | file | dir | files | strs | floats ["of" count] | map
     range := (">=" | ">" | "<=" | "<") number | "in" ("["|"(") number "," number ("]"|")") ["not" number]
 
@@ -21,6 +21,8 @@ _SPEC = re.compile(
     r"(?P<null>\|null)?(?: (?P<op>>=|>|<=|<) (?P<bound>\S+))?"
     r"(?: in (?P<open>[\[(])(?P<low>[^,]+), (?P<high>[^\])]+)(?P<close>[\])]))?(?: not (?P<excluded>\S+))?$"
 )
+_OR_FUNCTION = " or FILE.py:FUNCTION"
+_FUNCTION = re.compile(r"^.+\.py:[A-Za-z_]\w*$")
 _WORDS = {
     "bool": "true or false",
     "int": "a whole number",
@@ -43,6 +45,7 @@ class Spec:
     type: str
     nullable: bool = False
     choices: tuple[str, ...] = ()
+    or_function: bool = False  # a choice, or a function in a file of the user
     count: int | None = None
     low: float = -math.inf
     high: float = math.inf
@@ -54,6 +57,7 @@ class Spec:
         """What a value must be, in words for an error message."""
         if self.choices:
             text = "one of " + ", ".join(self.choices)
+            text += " or FILE.py:FUNCTION" if self.or_function else ""
         else:
             text = _WORDS[self.type]
             if self.count is not None:
@@ -83,9 +87,11 @@ class Spec:
 def parse(text: str) -> Spec:
     """Parses a type; raises ValueError for one that the grammar does not know."""
     if text.startswith("one of "):
-        body, nullable = text[len("one of ") :], text.endswith("|null")
+        body = text[len("one of ") :].removesuffix(_OR_FUNCTION)
         names = tuple(name.strip() for name in body.removesuffix("|null").split(","))
-        return Spec(text, "str", nullable, names)
+        return Spec(
+            text, "str", body.endswith("|null"), names, or_function=text.endswith(_OR_FUNCTION)
+        )
     match = _SPEC.match(text)
     if not match:
         raise ValueError(f"unknown type {text!r}")
@@ -124,7 +130,10 @@ def check(spec: Spec, value: Any) -> Any:
 def _convert(spec: Spec, value: Any) -> Any:
     """The converted value, or None where it does not fit."""
     if spec.choices:
-        return value if isinstance(value, str) and value in spec.choices else None
+        known = isinstance(value, str) and (
+            value in spec.choices or (spec.or_function and _FUNCTION.match(value) is not None)
+        )
+        return value if known else None
     if spec.type == "bool":
         return value if isinstance(value, bool) else None
     if spec.type in ("int", "float"):

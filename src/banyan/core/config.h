@@ -21,7 +21,7 @@ struct SharingConfig {  // actor_rollout_ref.sharing
   int64_t min_group_size;
 };
 
-struct OptimConfig {  // actor_rollout_ref.actor.optim
+struct OptimConfig {  // actor_rollout_ref.actor.optim, critic.optim
   double lr;
   double lr_warmup_steps_ratio;
   int64_t lr_warmup_steps;
@@ -32,6 +32,17 @@ struct OptimConfig {  // actor_rollout_ref.actor.optim
   double weight_decay;
   std::vector<double> betas;  // two
   double clip_grad;
+};
+
+struct PolicyLossConfig {  // actor_rollout_ref.actor.policy_loss
+  std::string loss_mode;   // a registered name, or "file.py:function"
+  double dppo_ratio_cap;
+  double clip_cov_ratio;
+  double clip_cov_lb;
+  double clip_cov_ub;
+  double kl_cov_ratio;
+  double ppo_kl_coef;
+  std::optional<double> dro_beta;
 };
 
 struct ActorConfig {                                    // actor_rollout_ref.actor
@@ -47,13 +58,31 @@ struct ActorConfig {                                    // actor_rollout_ref.act
   std::optional<double> clip_ratio_low;
   std::optional<double> clip_ratio_high;
   double clip_ratio_c;
-  std::string loss_agg_mode;
+  std::optional<std::string> loss_agg_mode;  // empty: the policy loss's own, or token-mean
   std::optional<double> loss_scale_factor;
-  std::string loss_mode;  // policy_loss.loss_mode
+  double tau_pos;
+  double tau_neg;
+  PolicyLossConfig policy_loss;
   double entropy_coeff;
+  bool calculate_sum_pi_squared;
   bool use_kl_loss;
   double kl_loss_coef;
   std::string kl_loss_type;
+  OptimConfig optim;
+};
+
+struct CriticConfig {          // critic
+  std::optional<bool> enable;  // empty: if the advantage estimator needs values
+  int64_t ppo_mini_batch_size;
+  std::optional<int64_t> ppo_micro_batch_size_per_gpu;
+  bool use_dynamic_bsz;
+  int64_t ppo_max_token_len_per_gpu;
+  int64_t ppo_epochs;
+  bool shuffle;
+  uint64_t data_loader_seed;
+  double cliprange_value;
+  std::optional<std::string> loss_agg_mode;  // empty: token-mean
+  std::optional<double> loss_scale_factor;
   OptimConfig optim;
 };
 
@@ -80,12 +109,56 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   std::string dtype;  // bfloat16 | float32: compute type of actor and rollout alike
 };
 
-struct AlgorithmConfig {  // algorithm
-  std::string adv_estimator;
+struct KlControlConfig {  // algorithm.kl_ctrl
+  std::string type;       // fixed | adaptive
+  double kl_coef;
+  double horizon;
+  double target_kl;
+};
+
+struct ResampleConfig {         // algorithm.pf_ppo
+  std::string reweight_method;  // pow | max_min | max_random
+  double weight_pow;
+};
+
+struct FilterGroupsConfig {  // algorithm.filter_groups
+  bool enable;
+  std::optional<std::string> metric;  // empty: reward
+  int64_t max_num_gen_batches;        // 0: no limit
+};
+
+struct CorrectionConfig {                 // algorithm.rollout_correction
+  std::optional<std::string> rollout_is;  // token | sequence
+  std::optional<std::string> rollout_is_threshold;
+  bool rollout_is_batch_normalize;
+  std::optional<std::string> rollout_rs;
+  std::optional<std::string> rollout_rs_threshold;
+  bool bypass_mode;
+};
+
+struct AlgorithmConfig {      // algorithm
+  std::string adv_estimator;  // a registered name, or "file.py:function"
   bool norm_adv_by_std_in_grpo;
+  double gamma;
+  double lam;
+  std::optional<std::vector<std::string>> gdpo_reward_keys;
+  std::optional<std::vector<double>> gdpo_reward_weights;
+  bool use_kl_in_reward;
+  std::string kl_penalty;
+  KlControlConfig kl_ctrl;
+  bool use_pf_ppo;
+  ResampleConfig pf_ppo;
+  FilterGroupsConfig filter_groups;
+  CorrectionConfig rollout_correction;
+};
+
+struct RewardModelConfig {  // reward.reward_model
+  bool enable;
+  std::optional<std::string> model_path;
 };
 
 struct TrainerConfig {  // trainer
+  int64_t critic_warmup;
   int64_t total_epochs;
   std::optional<int64_t> total_training_steps;
   int64_t save_freq;
@@ -104,15 +177,20 @@ struct Config {
       ref_model_path;  // actor_rollout_ref.ref.model.path; the actor's start otherwise
   SharingConfig sharing;
   ActorConfig actor;
+  CriticConfig critic;
+  std::optional<std::string> critic_model_path;  // critic.model.path; the actor's otherwise
   RolloutConfig rollout;
   AlgorithmConfig algorithm;
+  RewardModelConfig reward_model;
   TrainerConfig trainer;
   int64_t train_batch_size;       // data.train_batch_size, prompts
   int64_t max_prompt_length;      // data.max_prompt_length
   int64_t num_train_rows;         // filled by the shell: rows after filtering
   std::vector<int32_t> stop_ids;  // filled by the shell: EOS ids of tokenizer and generation config
-  std::string kernels;            // banyan.kernels: native | aten
-  bool force_old_log_prob;        // banyan.force_old_log_prob: always run the old-log-prob pass
+  // Filled by the shell: the reward model reads the actor's tokens as they are.
+  bool reward_model_shares_tokens;
+  std::string kernels;          // banyan.kernels: native | aten
+  bool force_old_log_prob;      // banyan.force_old_log_prob: always run the old-log-prob pass
   int64_t max_nonfinite_steps;  // banyan.max_nonfinite_steps: stop after that many skipped updates
                                 // in a row
   double max_failed_frac;       // banyan.reward.max_failed_frac

@@ -62,8 +62,17 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   actor.data_loader_seed = 7;
   actor.clip_ratio = 0.2;
   actor.clip_ratio_c = 3.0;
-  actor.loss_agg_mode = "token-mean";
-  actor.loss_mode = "vanilla";
+  actor.tau_pos = 1.0;
+  actor.tau_neg = 1.05;
+  actor.policy_loss = {.loss_mode = "vanilla",
+                       .dppo_ratio_cap = 20.0,
+                       .clip_cov_ratio = 0.0002,
+                       .clip_cov_lb = 1.0,
+                       .clip_cov_ub = 5.0,
+                       .kl_cov_ratio = 0.0002,
+                       .ppo_kl_coef = 0.1,
+                       .dro_beta = {}};
+  actor.calculate_sum_pi_squared = false;
   actor.entropy_coeff = 0.0;
   actor.use_kl_loss = false;
   actor.kl_loss_coef = 0.001;
@@ -78,6 +87,17 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
                  .weight_decay = 0.0,
                  .betas = {0.9, 0.99},
                  .clip_grad = 1.0};
+  CriticConfig& critic = config.critic;
+  critic.ppo_mini_batch_size = 4;
+  critic.use_dynamic_bsz = false;
+  critic.ppo_max_token_len_per_gpu = 32768;
+  critic.ppo_epochs = 1;
+  critic.shuffle = false;
+  critic.data_loader_seed = 7;
+  critic.cliprange_value = 0.5;
+  critic.optim = actor.optim;
+  config.reward_model.enable = false;
+  config.reward_model_shares_tokens = true;
   RolloutConfig& rollout = config.rollout;
   rollout.train = {.temperature = 1.0, .top_p = 1.0, .top_k = -1, .do_sample = true, .n = 4};
   rollout.validation = {.temperature = 0.0, .top_p = 1.0, .top_k = -1, .do_sample = false, .n = 1};
@@ -90,8 +110,22 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   rollout.enable_chunked_prefill = true;
   rollout.enable_prefix_caching = true;
   rollout.dtype = "bfloat16";
-  config.algorithm = {.adv_estimator = "grpo", .norm_adv_by_std_in_grpo = true};
+  AlgorithmConfig& algorithm = config.algorithm;
+  algorithm.adv_estimator = "grpo";
+  algorithm.norm_adv_by_std_in_grpo = true;
+  algorithm.gamma = 1.0;
+  algorithm.lam = 1.0;
+  algorithm.use_kl_in_reward = false;
+  algorithm.kl_penalty = "kl";
+  algorithm.kl_ctrl = {.type = "fixed", .kl_coef = 0.001, .horizon = 10000.0, .target_kl = 0.1};
+  algorithm.use_pf_ppo = false;
+  algorithm.pf_ppo = {.reweight_method = "pow", .weight_pow = 2.0};
+  algorithm.filter_groups = {.enable = false, .metric = {}, .max_num_gen_batches = 0};
+  algorithm.rollout_correction.rollout_is_batch_normalize = false;
+  algorithm.rollout_correction.rollout_is_threshold = "2.0";
+  algorithm.rollout_correction.bypass_mode = false;
   TrainerConfig& trainer = config.trainer;
+  trainer.critic_warmup = 0;
   trainer.total_epochs = 1;
   trainer.total_training_steps = 4;
   trainer.save_freq = -1;

@@ -20,11 +20,69 @@ void read_actor(const ConfigNode& node, ActorConfig& actor) {
   node.read("clip_ratio_c", actor.clip_ratio_c);
   node.read("loss_agg_mode", actor.loss_agg_mode);
   node.read("loss_scale_factor", actor.loss_scale_factor);
-  node.read("policy_loss.loss_mode", actor.loss_mode);
+  node.read("tau_pos", actor.tau_pos);
+  node.read("tau_neg", actor.tau_neg);
   node.read("entropy_coeff", actor.entropy_coeff);
+  node.read("calculate_sum_pi_squared", actor.calculate_sum_pi_squared);
   node.read("use_kl_loss", actor.use_kl_loss);
   node.read("kl_loss_coef", actor.kl_loss_coef);
   node.read("kl_loss_type", actor.kl_loss_type);
+}
+
+void read_policy_loss(const ConfigNode& node, PolicyLossConfig& loss) {
+  node.read("loss_mode", loss.loss_mode);
+  node.read("dppo_ratio_cap", loss.dppo_ratio_cap);
+  node.read("clip_cov_ratio", loss.clip_cov_ratio);
+  node.read("clip_cov_lb", loss.clip_cov_lb);
+  node.read("clip_cov_ub", loss.clip_cov_ub);
+  node.read("kl_cov_ratio", loss.kl_cov_ratio);
+  node.read("ppo_kl_coef", loss.ppo_kl_coef);
+  node.read("dro_beta", loss.dro_beta);
+}
+
+void read_critic(const ConfigNode& node, CriticConfig& critic) {
+  node.read("enable", critic.enable);
+  node.read("ppo_mini_batch_size", critic.ppo_mini_batch_size);
+  node.read("ppo_micro_batch_size_per_gpu", critic.ppo_micro_batch_size_per_gpu);
+  node.read("use_dynamic_bsz", critic.use_dynamic_bsz);
+  node.read("ppo_max_token_len_per_gpu", critic.ppo_max_token_len_per_gpu);
+  node.read("ppo_epochs", critic.ppo_epochs);
+  node.read("shuffle", critic.shuffle);
+  node.read("data_loader_seed", critic.data_loader_seed);
+  node.read("cliprange_value", critic.cliprange_value);
+  node.read("loss_agg_mode", critic.loss_agg_mode);
+  node.read("loss_scale_factor", critic.loss_scale_factor);
+}
+
+void read_algorithm(const ConfigNode& node, AlgorithmConfig& algorithm) {
+  node.read("adv_estimator", algorithm.adv_estimator);
+  node.read("norm_adv_by_std_in_grpo", algorithm.norm_adv_by_std_in_grpo);
+  node.read("gamma", algorithm.gamma);
+  node.read("lam", algorithm.lam);
+  node.read("gdpo_reward_keys", algorithm.gdpo_reward_keys);
+  node.read("gdpo_reward_weights", algorithm.gdpo_reward_weights);
+  node.read("use_kl_in_reward", algorithm.use_kl_in_reward);
+  node.read("kl_penalty", algorithm.kl_penalty);
+  node.read("kl_ctrl.type", algorithm.kl_ctrl.type);
+  node.read("kl_ctrl.kl_coef", algorithm.kl_ctrl.kl_coef);
+  node.read("kl_ctrl.horizon", algorithm.kl_ctrl.horizon);
+  node.read("kl_ctrl.target_kl", algorithm.kl_ctrl.target_kl);
+  node.read("use_pf_ppo", algorithm.use_pf_ppo);
+  node.read("pf_ppo.reweight_method", algorithm.pf_ppo.reweight_method);
+  node.read("pf_ppo.weight_pow", algorithm.pf_ppo.weight_pow);
+  FilterGroupsConfig& filter = algorithm.filter_groups;
+  node.read("filter_groups.enable", filter.enable);
+  node.read("filter_groups.metric", filter.metric);
+  node.read("filter_groups.max_num_gen_batches", filter.max_num_gen_batches);
+}
+
+void read_correction(const ConfigNode& node, CorrectionConfig& correction) {
+  node.read("rollout_is", correction.rollout_is);
+  node.read("rollout_is_threshold", correction.rollout_is_threshold);
+  node.read("rollout_is_batch_normalize", correction.rollout_is_batch_normalize);
+  node.read("rollout_rs", correction.rollout_rs);
+  node.read("rollout_rs_threshold", correction.rollout_rs_threshold);
+  node.read("bypass_mode", correction.bypass_mode);
 }
 
 void read_sampling(const ConfigNode& node, const std::string& prefix, SamplingConfig& sampling) {
@@ -51,6 +109,7 @@ void read_rollout(const ConfigNode& node, RolloutConfig& rollout) {
 }
 
 void read_trainer(const ConfigNode& node, TrainerConfig& trainer) {
+  node.read("critic_warmup", trainer.critic_warmup);
   node.read("total_epochs", trainer.total_epochs);
   node.read("total_training_steps", trainer.total_training_steps);
   node.read("save_freq", trainer.save_freq);
@@ -98,14 +157,24 @@ Config config_from_json(const std::string& text) {
   read_sharing(node("actor_rollout_ref.sharing."), config.sharing);
   read_actor(node("actor_rollout_ref.actor."), config.actor);
   read_optim(node("actor_rollout_ref.actor.optim."), config.actor.optim);
+  read_policy_loss(node("actor_rollout_ref.actor.policy_loss."), config.actor.policy_loss);
+  read_critic(node("critic."), config.critic);
+  read_optim(node("critic.optim."), config.critic.optim);
+  node("critic.model.").read("path", config.critic_model_path);
   read_rollout(node("actor_rollout_ref.rollout."), config.rollout);
-  node("algorithm.").read("adv_estimator", config.algorithm.adv_estimator);
-  node("algorithm.").read("norm_adv_by_std_in_grpo", config.algorithm.norm_adv_by_std_in_grpo);
+  read_algorithm(node("algorithm."), config.algorithm);
+  read_correction(node("algorithm.rollout_correction."), config.algorithm.rollout_correction);
+  node("reward.reward_model.").read("enable", config.reward_model.enable);
+  node("reward.reward_model.").read("model_path", config.reward_model.model_path);
   read_trainer(node("trainer."), config.trainer);
   node("data.").read("train_batch_size", config.train_batch_size);
   node("data.").read("max_prompt_length", config.max_prompt_length);
   node("_shell.").read("num_train_rows", config.num_train_rows);
   node("_shell.").read("stop_ids", config.stop_ids);
+  config.reward_model_shares_tokens = false;
+  if (config.reward_model.enable) {
+    node("_shell.").read("reward_model_shares_tokens", config.reward_model_shares_tokens);
+  }
   node("banyan.").read("kernels", config.kernels);
   node("banyan.").read("force_old_log_prob", config.force_old_log_prob);
   node("banyan.").read("max_nonfinite_steps", config.max_nonfinite_steps);

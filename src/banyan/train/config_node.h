@@ -55,6 +55,16 @@ struct Wanted<std::vector<T>> {
   }
 };
 
+template <>
+struct Wanted<std::vector<std::string>> {
+  static constexpr const char* kName = "a list of texts";
+  static bool fits(const Json& value) {
+    if (!value.is_array()) return false;
+    return std::all_of(
+        value.begin(), value.end(), [](const Json& item) { return item.is_string(); });
+  }
+};
+
 // The keys below a prefix ("trainer.") of the tree, which must outlive it. read() throws
 //   [config] <key>: wanted <type>, got <value>
 class ConfigNode {

@@ -229,7 +229,7 @@ TEST(Train, ValidatesAndSavesAtTheirFrequencies) {
 TEST(Train, WrongNamesFailBeforeAModelLoads) {
   const ScratchDir scratch("names");
   Config config = testing::tiny_config("no-such-model", scratch / "run");
-  config.actor.loss_mode = "vanila";
+  config.actor.policy_loss.loss_mode = "vanila";
   FakeHost host(prompts(), lucky_share);
   try {
     train(config, host);

@@ -78,8 +78,8 @@ struct InFlight {
 algo::LossOptions loss_options(const Config& config) {
   const ActorConfig& actor = config.actor;
   algo::LossOptions options;
-  options.loss_mode = actor.loss_mode;
-  options.loss_agg_mode = actor.loss_agg_mode;
+  options.loss_mode = actor.policy_loss.loss_mode;
+  options.loss_agg_mode = actor.loss_agg_mode.value_or("token-mean");
   options.clip_ratio_low = actor.clip_ratio_low.value_or(actor.clip_ratio);  // T1
   options.clip_ratio_high = actor.clip_ratio_high.value_or(actor.clip_ratio);
   options.clip_ratio_c = actor.clip_ratio_c;
