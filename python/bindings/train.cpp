@@ -1,5 +1,7 @@
 // train: the training run with a Python host; accumulate_gradients: one planned update without
 // optimizer.
+#include <ATen/ops/full.h>
+
 #include "banyan/core/error.h"
 #include "banyan/train/config_json.h"
 #include "banyan/train/trainer.h"
@@ -108,7 +110,9 @@ py::dict run_accumulate(models::CausalLM& model,
   check_size("old_log_probs", old_log_probs.size(), /*may_be_empty=*/true);
   check_size("ref_log_probs", ref_log_probs.size(), /*may_be_empty=*/true);
   batch.scores.resize(all.size());
-  batch.advantage = advantages;
+  for (int64_t i = 0; i < batch.size(); ++i) {
+    batch.advantage.push_back(at::full({batch.num_tokens(i)}, advantages[i], at::kDouble));
+  }
   batch.old_log_prob = old_log_probs;
   batch.ref_log_prob = ref_log_probs;
   train::UpdateResult result;

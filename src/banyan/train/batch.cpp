@@ -1,10 +1,13 @@
 #include "banyan/train/batch.h"
 
+#include <ATen/ops/tensor.h>
+
 #include <algorithm>
 #include <map>
 #include <numeric>
 
 #include "banyan/algo/advantage.h"
+#include "banyan/algo/reward_kl.h"
 #include "banyan/core/error.h"
 #include "banyan/core/rng.h"
 
@@ -36,21 +39,29 @@ Batch make_batch(std::vector<Trajectory> trajectories,
     batch.scores.push_back(*found->second);
     batch.trajectories.push_back(std::move(trajectory));
   }
-  batch.advantage.assign(batch.trajectories.size(), 0.0);
   return batch;
 }
 
 void set_advantages(const AlgorithmConfig& algorithm, Batch& batch) {
   algo::AdvantageInput input;
+  std::vector<int64_t> num_tokens;
   for (int64_t i = 0; i < batch.size(); ++i) {
     input.group.push_back(batch.trajectories[i].row);
-    input.reward.push_back(batch.scores[i].value);
-    input.num_tokens.push_back(batch.num_tokens(i));
+    input.score.push_back(batch.scores[i].value);
     input.valid.push_back(batch.valid(i) ? 1 : 0);
+    num_tokens.push_back(batch.num_tokens(i));
   }
+  input.token_reward = algo::token_rewards(input.score, num_tokens);
   algo::AdvantageOptions options;
   options.norm_adv_by_std_in_grpo = algorithm.norm_adv_by_std_in_grpo;
-  batch.advantage = algo::advantages().get(algorithm.adv_estimator)(input, options);
+  const algo::AdvantageResult result =
+      algo::compute_advantages(algorithm.adv_estimator, input, options);
+  batch.advantage.clear();
+  batch.returns.clear();
+  for (int64_t i = 0; i < batch.size(); ++i) {
+    batch.advantage.push_back(at::tensor(result.advantage[i], at::kDouble));
+    batch.returns.push_back(at::tensor(result.returns[i], at::kDouble));
+  }
 }
 
 std::vector<Sample> samples_of(const Batch& batch, const std::vector<int64_t>& which) {

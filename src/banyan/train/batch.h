@@ -16,7 +16,8 @@ namespace banyan::train {
 struct Batch {
   std::vector<Trajectory> trajectories;
   std::vector<Score> scores;
-  std::vector<double> advantage;
+  std::vector<at::Tensor> advantage;     // [response tokens with mask 1] fp64
+  std::vector<at::Tensor> returns;       // likewise
   std::vector<at::Tensor> old_log_prob;  // [response tokens with mask 1]; empty: on-policy (T31)
   std::vector<at::Tensor> ref_log_prob;  // empty without use_kl_loss
 

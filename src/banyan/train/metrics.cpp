@@ -27,9 +27,14 @@ class Spread {
   double sum_ = 0.0, weight_ = 0.0, max_ = 0.0, min_ = 0.0;
 };
 
+void add_tokens(const at::Tensor& values, Spread& spread) {
+  const double* value = values.const_data_ptr<double>();
+  for (int64_t t = 0; t < values.numel(); ++t) spread.add(value[t]);
+}
+
 void data_metrics(const Config& config, const StepResult& result, Metrics& metrics) {
   const Batch& batch = result.batch;
-  Spread score, advantage, response_length, prompt_length;
+  Spread score, advantage, returns, response_length, prompt_length;
   std::map<std::string, Spread> extra;
   struct Group {
     double low, high;
@@ -52,14 +57,15 @@ void data_metrics(const Config& config, const StepResult& result, Metrics& metri
     const double value = batch.scores[i].value;
     score.add(value);
     for (const auto& [name, entry] : batch.scores[i].extra) extra[name].add(entry);
-    advantage.add(batch.advantage[i], static_cast<double>(batch.num_tokens(i)));
+    add_tokens(batch.advantage[i], advantage);
+    add_tokens(batch.returns[i], returns);
     Group& group = groups.try_emplace(trajectory.row, Group{value, value}).first->second;
     group = {std::min(group.low, value), std::max(group.high, value), group.size + 1};
   }
   score.write("critic/score", metrics);
   score.write("critic/rewards", metrics);
   advantage.write("critic/advantages", metrics);
-  advantage.write("critic/returns", metrics);
+  returns.write("critic/returns", metrics);
   response_length.write("response_length", metrics);
   prompt_length.write("prompt_length", metrics);
   for (const auto& [name, spread] : extra) spread.write("reward/" + name, metrics);

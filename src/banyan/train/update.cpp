@@ -1,7 +1,6 @@
 #include "banyan/train/update.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
 
 #include <algorithm>
@@ -27,8 +26,7 @@ algo::LossTokens loss_tokens(const Batch& batch,
   std::vector<at::Tensor> advantage, old_log_prob, ref_log_prob;
   for (size_t s = 0; s < block.samples.size(); ++s) {
     const int64_t i = mini_batch[block.samples[s]];
-    const int64_t length = logical.offsets[s + 1] - logical.offsets[s];
-    advantage.push_back(at::full({length}, batch.advantage[i], at::kDouble));
+    advantage.push_back(batch.advantage[i]);
     if (!batch.old_log_prob.empty()) old_log_prob.push_back(batch.old_log_prob[i]);
     if (!batch.ref_log_prob.empty()) ref_log_prob.push_back(batch.ref_log_prob[i]);
   }
@@ -92,7 +90,7 @@ algo::LossOptions loss_options(const Config& config) {
 
 void check_update_config(const Config& config) {
   algo::check_loss_options(loss_options(config));
-  algo::advantages().get(config.algorithm.adv_estimator);
+  algo::check_advantage_options(config.algorithm.adv_estimator, {}, config.rollout.train.n);
 }
 
 UpdateResult accumulate_gradients(const Config& config,

@@ -1,6 +1,6 @@
 // The actor loss and its gradients. Aggregation is linear with known weights w, so the gradient is
 // one vector-Jacobian product of the per-token objective
-//   policy - entropy_coeff H + kl_loss_coef KL
+//   policy w - entropy_coeff H + kl_loss_coef KL
 // seeded with w. All of it runs in fp64 on the CPU whatever the inputs are: the tensors hold one
 // number per response token, and fp64 makes sums exact enough not to depend on how blocks were cut.
 #include <ATen/TensorOperators.h>
@@ -13,7 +13,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "banyan/algo/detail/entries.h"
 
@@ -37,6 +36,8 @@ LossTokens widen(const LossTokens& tokens) {
   out.old_log_prob =
       tokens.old_log_prob.defined() ? wide(tokens.old_log_prob, counted) : out.log_prob;
   if (tokens.entropy.defined()) out.entropy = wide(tokens.entropy, counted);
+  if (tokens.weight.defined()) out.weight = wide(tokens.weight, counted);
+  out.sequence = tokens.sequence;
   if (tokens.ref_log_prob.defined()) out.ref_log_prob = wide(tokens.ref_log_prob, counted);
   return out;
 }
@@ -73,7 +74,12 @@ LossResult actor_loss(const LossTokens& tokens,
   const at::AutoGradMode with_grad(true);
   const LossTokens in = widen(tokens);
   const at::Tensor log_prob = in.log_prob.detach().clone().requires_grad_(true);
-  const PolicyLossResult policy = policy_losses().get(options.loss_mode)(in, log_prob, options);
+  const PolicyLoss mode = policy_loss(options.loss_mode);
+  PolicyLossResult policy = mode.function(in, log_prob, options);
+  // In bypass mode the ratio already holds the correction (T35).
+  if (in.weight.defined() && !mode.applies_weight && !(options.bypass_mode && mode.has_ratio)) {
+    policy.loss = policy.loss * in.weight;
+  }
   const at::Tensor x = detail::log_ratio(log_prob, in.old_log_prob);
   at::Tensor objective = policy.loss;
   at::Tensor kl;
@@ -82,7 +88,7 @@ LossResult actor_loss(const LossTokens& tokens,
     objective = objective + kl * options.kl_loss_coef;
   }
 
-  const at::Tensor weights = detail::aggregation_weights(in, options.loss_agg_mode, scale);
+  const at::Tensor weights = detail::aggregation_weights(in, aggregation_mode(options), scale);
   LossResult result;
   if (log_prob.numel() > 0) {
     result.grad_log_prob = torch::autograd::grad({objective}, {log_prob}, {weights})[0];
@@ -106,8 +112,11 @@ LossResult actor_loss(const LossTokens& tokens,
     metrics.loss -= options.entropy_coeff * metrics.entropy_loss;
     result.grad_entropy = (weights * -options.entropy_coeff).to(tokens.log_prob.options());
   }
-  metrics.clipped_tokens = dot(policy.clipped, in.mask);
-  metrics.clipped_lower_tokens = dot(policy.clipped_lower, in.mask);
+  if (policy.clipped.defined()) metrics.clipped_tokens = dot(policy.clipped, in.mask);
+  if (policy.clipped_lower.defined()) {
+    metrics.clipped_lower_tokens = dot(policy.clipped_lower, in.mask);
+  }
+  metrics.extra = policy.metrics;
   metrics.neg_log_ratio_sum = -dot(x.detach(), in.mask);
   if (log_prob.numel() > 0) {
     const at::Tensor distance = at::abs(at::exp(x.detach()) - 1.0) * in.mask;
@@ -116,29 +125,18 @@ LossResult actor_loss(const LossTokens& tokens,
   return result;
 }
 
-void check_loss_options(const LossOptions& options) {
-  policy_losses().get(options.loss_mode);
-  detail::check_aggregation_mode(options.loss_agg_mode);
-  const auto check_at_least = [](const char* key, double value, double least) {
-    BANYAN_CHECK(std::isfinite(value) && value >= least,
-                 "[actor.",
-                 key,
-                 "] wanted a finite number >= ",
-                 least,
-                 ", got ",
-                 value);
-  };
-  check_at_least("clip_ratio_low", options.clip_ratio_low, 0.0);
-  check_at_least("clip_ratio_high", options.clip_ratio_high, 0.0);
-  BANYAN_CHECK(std::isfinite(options.clip_ratio_c) && options.clip_ratio_c > 1.0,
-               "[actor.clip_ratio_c] wanted a finite number > 1, got ",
-               options.clip_ratio_c);
-  BANYAN_CHECK(std::isfinite(options.entropy_coeff),
-               "[actor.entropy_coeff] wanted a finite number, got ",
-               options.entropy_coeff);
-  if (!options.use_kl_loss) return;
-  detail::check_kl_loss_type(options.kl_loss_type);
-  check_at_least("kl_loss_coef", options.kl_loss_coef, 0.0);
+LossScale loss_scale(const LossTokens& tokens, double sequence_norm) {
+  LossScale scale;
+  scale.sequence_norm = sequence_norm;
+  const at::Tensor mask = tokens.mask.to(at::kCPU, at::kDouble).contiguous();
+  const double* m = mask.const_data_ptr<double>();
+  for (size_t s = 0; s + 1 < tokens.offsets.size(); ++s) {
+    double n = 0.0;
+    for (int64_t u = tokens.offsets[s]; u < tokens.offsets[s + 1]; ++u) n += m[u];
+    scale.num_tokens += n;
+    scale.num_sequences += n > 0.0 ? 1.0 : 0.0;
+  }
+  return scale;
 }
 
 }  // namespace banyan::algo

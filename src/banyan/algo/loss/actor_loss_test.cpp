@@ -217,7 +217,7 @@ TEST(LossOptions, BadValuesAreNamed) {
   check_loss_options({});
   LossOptions options;
   options.loss_mode = "vanila";
-  expect_refused(options, "[actor.policy_loss.loss_mode] wanted one of vanilla, got 'vanila'");
+  expect_refused(options, "[actor.policy_loss.loss_mode] wanted one of cispo, clip_cov");
   options = {};
   options.loss_agg_mode = "mean";
   expect_refused(options, "[actor.loss_agg_mode] wanted one of token-mean");

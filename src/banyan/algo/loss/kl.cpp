@@ -18,11 +18,11 @@ constexpr double kMaxK3 = 10.0;
 
 bool has_plus(const std::string& type) { return !type.empty() && type.back() == '+'; }
 
-std::string base_of(const std::string& type) {
+}  // namespace
+
+std::string kl_base(const std::string& type) {
   return has_plus(type) ? type.substr(0, type.size() - 1) : type;
 }
-
-}  // namespace
 
 at::Tensor kl_k1(const at::Tensor& log_prob, const at::Tensor& ref_log_prob) {
   return log_prob - ref_log_prob;
@@ -42,6 +42,10 @@ at::Tensor kl_k3(const at::Tensor& log_prob, const at::Tensor& ref_log_prob) {
   return at::clamp(at::exp(v) - v - 1.0, -kMaxK3, kMaxK3);
 }
 
+at::Tensor safe_exp(const at::Tensor& exponent) {
+  return at::exp(at::clamp(exponent, -kMaxExponent, kMaxExponent));
+}
+
 at::Tensor log_ratio(const at::Tensor& log_prob, const at::Tensor& old_log_prob) {
   return at::clamp(log_prob - old_log_prob, -kMaxExponent, kMaxExponent);
 }
@@ -50,14 +54,14 @@ at::Tensor kl_loss(const std::string& type,
                    const at::Tensor& log_prob,
                    const at::Tensor& ref_log_prob,
                    const at::Tensor& log_ratio) {
-  const at::Tensor value = kl_estimators().get(base_of(type))(log_prob, ref_log_prob);
+  const at::Tensor value = kl_estimators().get(kl_base(type))(log_prob, ref_log_prob);
   if (!has_plus(type)) return value;
   const at::Tensor k2 = kl_k2(log_prob, ref_log_prob);
   return at::exp(log_ratio).detach() * (k2 - k2.detach() + value.detach());
 }
 
 void check_kl_loss_type(const std::string& type) {
-  kl_estimators().get(base_of(type));
+  kl_estimators().get(kl_base(type));
   BANYAN_CHECK(type != "k1" && type != "kl",
                "[actor.kl_loss_type] wanted a loss with a gradient, got '",
                type,
