@@ -18,6 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::banyan::detail::concat;
 
+constexpr const char* kCriticFolder = "/critic";
 constexpr const char* kTrackerFile = "latest_checkpointed_iteration.txt";  // verl's name
 
 std::string first_moment(const std::string& name) { return "m." + name; }
@@ -71,19 +72,39 @@ int64_t next_sequence(const std::string& directory) {
   return next;
 }
 
+// A whole model with its state; `manifest` says what is not in the files.
+void write_part(const std::string& path,
+                models::CausalLM& model,
+                optim::AdamW& optimizer,
+                const std::string& config_from,
+                Manifest manifest) {
+  manifest.optimizer_steps = optimizer.num_steps();
+  models::save_model(model, config_from, path, at::kBFloat16);
+  write_state(path, stored_tensors(model, optimizer), std::move(manifest));
+}
+
 void save_unchecked(const std::string& directory,
                     models::CausalLM& model,
                     optim::AdamW& optimizer,
                     const TrainerState& state,
-                    const std::string& config_from) {
+                    const std::string& config_from,
+                    const Critic* critic) {
   fs::create_directories(directory);
   remove_leftovers(directory);
   const std::string temporary = temporary_path(directory, state.global_step);
   Manifest manifest;
   manifest.sequence = next_sequence(directory);
-  manifest.optimizer_steps = optimizer.num_steps();
   manifest.trainer = state;
   models::save_model(model, config_from, temporary, at::kBFloat16);
+  // The critic first: the outer manifest is written last and covers its files.
+  if (critic != nullptr) {
+    write_part(temporary + kCriticFolder,
+               *critic->model,
+               *critic->optimizer,
+               critic->config_from,
+               manifest);
+  }
+  manifest.optimizer_steps = optimizer.num_steps();
   write_state(temporary, stored_tensors(model, optimizer), std::move(manifest));
   publish(temporary, directory, state.global_step);
   io::write_text_atomic(directory + "/" + kTrackerFile, concat(state.global_step));
@@ -129,6 +150,32 @@ void check_contents(const io::SafetensorsFile& file,
   }
 }
 
+// The state of one model in a checkpoint, opened and compared with the model, ready to be copied.
+class StateFiles {
+ public:
+  StateFiles(const std::string& path, std::vector<Stored> all)
+      : all_(std::move(all)),
+        masters_(path + "/" + kMasterFile),
+        moments_(path + "/" + kMomentsFile) {
+    check_contents(masters_, kMasterFile, all_);
+    check_contents(moments_, kMomentsFile, all_);
+  }
+
+  void restore(int64_t num_steps, models::CausalLM& model, optim::AdamW& optimizer) const {
+    for (const Stored& stored : all_) {
+      const io::SafetensorsFile& file = stored.file == kMasterFile ? masters_ : moments_;
+      at::Tensor(stored.tensor).copy_(file.read(stored.name));
+    }
+    optimizer.set_num_steps(num_steps);
+    model.params().repack();
+  }
+
+ private:
+  std::vector<Stored> all_;
+  io::SafetensorsFile masters_;
+  io::SafetensorsFile moments_;
+};
+
 }  // namespace
 
 void save(const std::string& directory,
@@ -136,13 +183,14 @@ void save(const std::string& directory,
           optim::AdamW& optimizer,
           const TrainerState& state,
           const std::string& config_from,
-          int64_t max_to_keep) {
+          int64_t max_to_keep,
+          const Critic* critic) {
   const auto clean_up = [&] {
     std::error_code ignored;
     fs::remove_all(temporary_path(directory, state.global_step), ignored);
   };
   try {
-    save_unchecked(directory, model, optimizer, state, config_from);
+    save_unchecked(directory, model, optimizer, state, config_from, critic);
     remove_old(directory, max_to_keep);
     remove_leftovers(directory);
   } catch (const fs::filesystem_error& error) {
@@ -172,20 +220,27 @@ std::optional<Found> find_latest(const std::string& directory) {
   throw FileError(concat(directory, ": no checkpoint here can be trusted", reasons));
 }
 
-TrainerState load(const std::string& path, models::CausalLM& model, optim::AdamW& optimizer) {
+TrainerState load(const std::string& path,
+                  models::CausalLM& model,
+                  optim::AdamW& optimizer,
+                  const LoadOptions& options) {
   const Manifest manifest = read_manifest(path);
-  verify_files(path, manifest);
-  const std::vector<Stored> all = stored_tensors(model, optimizer);
-  const io::SafetensorsFile masters(path + "/" + kMasterFile);
-  const io::SafetensorsFile moments(path + "/" + kMomentsFile);
-  check_contents(masters, kMasterFile, all);
-  check_contents(moments, kMomentsFile, all);
-  for (const Stored& stored : all) {
-    const io::SafetensorsFile& file = stored.file == kMasterFile ? masters : moments;
-    at::Tensor(stored.tensor).copy_(file.read(stored.name));
+  if (!options.verified) verify_files(path, manifest);
+  const StateFiles actor(path, stored_tensors(model, optimizer));
+  if (options.critic == nullptr) {
+    actor.restore(manifest.optimizer_steps, model, optimizer);
+    return manifest.trainer;
   }
-  optimizer.set_num_steps(manifest.optimizer_steps);
-  model.params().repack();
+  const std::string folder = path + kCriticFolder;
+  if (!manifest.files.contains(std::string("critic/") + kManifestFile)) {
+    throw FileError(concat(path, ": no critic in it; it was saved by a run without one"));
+  }
+  const Manifest critic_manifest = read_manifest(folder);
+  const StateFiles critic(folder,
+                          stored_tensors(*options.critic->model, *options.critic->optimizer));
+  actor.restore(manifest.optimizer_steps, model, optimizer);
+  critic.restore(
+      critic_manifest.optimizer_steps, *options.critic->model, *options.critic->optimizer);
   return manifest.trainer;
 }
 

@@ -6,11 +6,13 @@
 //                           "trainer": {"optimizer_steps", "skipped_in_a_row", "extra"},
 //                           "sha256": of the compact text of the rest}
 // state/master.safetensors  fp32 masters;  state/moments.safetensors  m.<name>, v.<name>;  no
-// pickle anywhere Save: temporary folder -> write -> fsync -> rename ->
-// `latest_checkpointed_iteration.txt` (temp + rename)
-// -> only then are old ones deleted. Load: only a folder whose manifest and hashes verify. The
-// newest is the one saved last (`sequence` counts the saves into a folder), not the one with the
-// largest step.
+// pickle anywhere.
+// critic/                   the same again for the critic of a run that has one; the outer manifest
+//                           covers its files too, so both appear and verify together.
+// Save: temporary folder -> write -> fsync -> rename -> `latest_checkpointed_iteration.txt` (temp +
+// rename) -> only then are old ones deleted. Load: only a folder whose manifest and hashes verify.
+// The newest is the one saved last (`sequence` counts the saves into a folder), not the one with
+// the largest step.
 #pragma once
 
 #include <cstdint>
@@ -27,19 +29,28 @@ namespace banyan::checkpoint {
 // do.
 struct TrainerState {
   int64_t global_step = 0;
-  int64_t skipped_in_a_row = 0;  // updates skipped for a non-finite norm, ending at this step
-  std::string extra;             // JSON of the host: data loader position, anything it needs
+  int64_t skipped_in_a_row = 0;   // updates skipped for a non-finite norm, ending at this step
+  std::string extra;              // JSON of the host: data loader position, anything it needs
+  std::optional<double> kl_coef;  // of an adaptive controller of the KL in the reward
+};
+
+// A second model that is trained in the run, borrowed.
+struct Critic {
+  models::CausalLM* model = nullptr;
+  optim::AdamW* optimizer = nullptr;
+  std::string config_from;  // only save reads it
 };
 
 // Writes `<dir>/global_step_N`; `config_from` is the HF directory whose config and tokenizer are
 // copied. Throws FileError; the previous checkpoint is untouched then. Keeps the newest
-// `max_to_keep` (0 = all).
+// `max_to_keep` (0 = all). `critic` may be null.
 void save(const std::string& directory,
           models::CausalLM& model,
           optim::AdamW& optimizer,
           const TrainerState& state,
           const std::string& config_from,
-          int64_t max_to_keep);
+          int64_t max_to_keep,
+          const Critic* critic = nullptr);
 
 struct Found {
   std::string path;                   // .../global_step_N
@@ -50,9 +61,17 @@ struct Found {
 // none at all. Throws FileError with every reason if there are some and none verifies.
 std::optional<Found> find_latest(const std::string& directory);
 
+struct LoadOptions {
+  const Critic* critic = nullptr;  // restored too; a checkpoint without one is refused then
+  bool verified = false;           // find_latest has just compared every file with its hash
+};
+
 // Restores masters, moments and the optimizer's step count in place (bit for bit) and repacks.
-// Throws FileError, with model and optimizer untouched, if a file, name, shape or type is not the
+// Throws FileError, with models and optimizers untouched, if a file, name, shape or type is not the
 // one wanted.
-TrainerState load(const std::string& path, models::CausalLM& model, optim::AdamW& optimizer);
+TrainerState load(const std::string& path,
+                  models::CausalLM& model,
+                  optim::AdamW& optimizer,
+                  const LoadOptions& options = {});
 
 }  // namespace banyan::checkpoint

@@ -130,5 +130,54 @@ TEST(Checkpoint, AnotherModelIsRefusedUntouched) {
   EXPECT_EQ(other.num_repacks, 0);
 }
 
+TEST(Checkpoint, ACriticIsSavedAndVerifiedWithTheActor) {
+  SmallRun run;
+  ThreeParams critic(11);
+  optim::AdamW critic_optimizer(critic.params(), {});
+  critic.params().ensure_grads();
+  critic_optimizer.step(1e-2, 1.0);
+  critic_optimizer.step(1e-2, 1.0);
+  run.step();
+  run.state.kl_coef = 0.1;
+  const Critic saved{&critic, &critic_optimizer, run.source()};
+  save(run.directory(), run.model, run.optimizer, run.state, run.source(), 0, &saved);
+  EXPECT_TRUE(fs::exists(run.checkpoint(1) + "/critic/config.json"));
+
+  ThreeParams actor, other(11);
+  optim::AdamW optimizer(actor.params(), {}), other_optimizer(other.params(), {});
+  const Critic wanted{&other, &other_optimizer, ""};
+  const auto found = find_latest(run.directory());
+  const TrainerState state =
+      load(found->path, actor, optimizer, {.critic = &wanted, .verified = true});
+  EXPECT_EQ(state.kl_coef, 0.1);
+  EXPECT_EQ(optimizer.num_steps(), 1);
+  EXPECT_EQ(other_optimizer.num_steps(), 2);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(at::equal(other.params().params()[i].master, critic.params().params()[i].master));
+    EXPECT_TRUE(
+        at::equal(other_optimizer.second_moments()[i], critic_optimizer.second_moments()[i]));
+  }
+  // One byte of the critic spoils the whole checkpoint.
+  const std::string file = run.checkpoint(1) + "/critic/state/moments.safetensors";
+  std::string bytes = io::read_text(file);
+  bytes[bytes.size() - 2] ^= 1;
+  fs::remove(file);
+  io::write_bytes(file, bytes);
+  EXPECT_NE(io::file_error_of([&] { find_latest(run.directory()); }).find("critic/state/moments"),
+            std::string::npos);
+}
+
+TEST(Checkpoint, ACriticThatIsNotThereIsNamed) {
+  SmallRun run;
+  run.step();
+  run.save();
+  ThreeParams critic;
+  optim::AdamW optimizer(critic.params(), {});
+  const Critic wanted{&critic, &optimizer, ""};
+  const std::string message = io::file_error_of(
+      [&] { load(run.checkpoint(1), run.model, run.optimizer, {.critic = &wanted}); });
+  EXPECT_NE(message.find("no critic in it"), std::string::npos) << message;
+}
+
 }  // namespace
 }  // namespace banyan::checkpoint

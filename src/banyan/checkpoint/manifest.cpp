@@ -51,15 +51,16 @@ Json to_json(const Manifest& manifest) {
         {"global_shape", place.global_shape}, {"offset", place.offset}, {"file", place.file}};
   }
   const TrainerState& trainer = manifest.trainer;
+  Json state = {{"optimizer_steps", manifest.optimizer_steps},
+                {"skipped_in_a_row", trainer.skipped_in_a_row},
+                {"extra", trainer.extra}};
+  if (trainer.kl_coef) state["kl_coef"] = *trainer.kl_coef;
   return {{"format", kFormat},
           {"step", trainer.global_step},
           {"sequence", manifest.sequence},
           {"files", files},
           {"tensors", tensors},
-          {"trainer",
-           {{"optimizer_steps", manifest.optimizer_steps},
-            {"skipped_in_a_row", trainer.skipped_in_a_row},
-            {"extra", trainer.extra}}}};
+          {"trainer", state}};
 }
 
 // The manifest's own hash: of its compact text without that field.
@@ -120,6 +121,9 @@ Manifest read_manifest(const std::string& path) {
   manifest.optimizer_steps = field<int64_t>(trainer, "optimizer_steps", where);
   manifest.trainer.skipped_in_a_row = field<int64_t>(trainer, "skipped_in_a_row", where);
   manifest.trainer.extra = field<std::string>(trainer, "extra", where);
+  if (trainer.contains("kl_coef")) {
+    manifest.trainer.kl_coef = field<double>(trainer, "kl_coef", where);
+  }
   const auto files = field<Json>(json, "files", where);
   for (const auto& [name, hash] : files.items()) {
     if (!is_inside(name)) {

@@ -35,6 +35,10 @@ class ThreeParams final : public models::CausalLM {
   void backward(std::unique_ptr<models::Saved>, const at::Tensor&, AttentionContext&) override {
     BANYAN_ASSERT(false, "ThreeParams has no backward");
   }
+  models::HeadKind head_kind() const override { return models::HeadKind::kVocabulary; }
+  const ops::ValueHeadWeight& value_head() const override { return value_head_; }
+  at::Tensor& value_head_grad() override { return head_grad_; }
+  at::Tensor value_head_bias_grad() const override { return {}; }
   const ops::LinearWeight& head() const override { return head_; }
   at::Tensor& head_grad() override { return head_grad_; }
 
@@ -45,6 +49,7 @@ class ThreeParams final : public models::CausalLM {
   ComputeOptions options_;
   ParamTable table_;
   ops::LinearWeight head_;
+  ops::ValueHeadWeight value_head_;
   at::Tensor head_grad_;
 };
 
