@@ -349,5 +349,25 @@ TEST(TrieIndex, ChunksListTheirSubtreesAndPaths) {
   EXPECT_EQ(chunks.max_depth, 3);
 }
 
+TEST(TrieIndex, EndsOfSamplesDoNotCutTilesOrChunks) {
+  // Three turns of one chat, each a sample, then a second chat that leaves after the first turn.
+  std::vector<Sample> samples(4);
+  for (int32_t i = 0; i < 4; ++i) {
+    samples[i].uid = i;
+    samples[i].tokens.assign(i < 3 ? 40 * (i + 1) : 70, 1);
+    for (size_t t = 40; t < samples[i].tokens.size(); ++t) samples[i].tokens[t] = i < 3 ? 2 : 3;
+  }
+  const trie::Trie trie = trie::build(samples);
+  ASSERT_EQ(trie.num_segments(), 4);  // [0, 40) [40, 80) [80, 120) and [120, 150)
+  const std::vector<detail::Chain> chains = detail::build_chains(trie);
+  ASSERT_EQ(chains.size(), 3u);
+  EXPECT_EQ(chains[1].begin, 40);
+  EXPECT_EQ(chains[1].end, 120);
+  EXPECT_EQ(chains[2].parent, 0);
+  EXPECT_EQ(detail::build_tiles(trie).token_offsets,
+            (std::vector<int32_t>{0, 40, 104, 160, 224, 230}));
+  EXPECT_EQ(detail::build_chunks(trie).chunks.size(), 4u);
+}
+
 }  // namespace
 }  // namespace banyan::ops

@@ -1,9 +1,11 @@
 // Integer arrays that trie attention derives from a trie once and reads in every layer.
 //
-// Path-grid tiles (forward): tile j of a segment holds path positions [64 j, 64 j + 64) as far as
-// the segment's own tokens reach. Where all of them lie in the ancestors, it is the parent's tile;
-// so a tile inside a trunk exists once, and one that straddles a fork exists once per branch.
-// Chunks (backward): every segment cut into at most 64 tokens from its first one
+// Segments that follow one another without a fork (a sample ends inside another's path, or a block
+// begins there) are one *chain*.
+// Path-grid tiles (forward): tile j of a chain holds path positions [64 j, 64 j + 64) as far as the
+// chain's own tokens reach. Where all of them lie in the ancestors, it is the parent's tile; so a
+// tile inside a trunk exists once, and one that straddles a fork exists once per branch.
+// Chunks (backward): every chain cut into at most 64 tokens from its first one
 // (kernels/cpu/attention_backward.h). Tokens [0, num_carried) are keys only (ops/carry.h).
 // Torch-free.
 #pragma once
@@ -16,14 +18,25 @@
 
 namespace banyan::ops::detail {
 
+struct Chain {
+  int32_t begin = 0;  // packed tokens [begin, end)
+  int32_t end = 0;
+  int32_t tout = 0;     // end of the subtree
+  int32_t parent = -1;  // chain, or -1 at a root
+  int32_t depth = 0;    // ancestors of token `begin`
+};
+
+// In packed order.
+std::vector<Chain> build_chains(const trie::Trie& trie);
+
 struct TrieTiles {
   // CSR tile -> packed tokens at its path positions, ascending.
   std::vector<int32_t> token_offsets;
   std::vector<int32_t> tokens;
-  // CSR segment -> tiles, ascending path position.
+  // CSR chain -> tiles, ascending path position.
   std::vector<int32_t> list_offsets;
   std::vector<int32_t> lists;
-  // Per packed token: its segment's list, and dep + 1.
+  // Per packed token: its chain's list, and dep + 1.
   std::vector<const int32_t*> tile_list;
   std::vector<int32_t> visible;
   int64_t num_tiles() const { return static_cast<int64_t>(token_offsets.size()) - 1; }
