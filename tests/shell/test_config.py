@@ -65,6 +65,14 @@ def test_a_published_command_of_verl_runs_unchanged():
     assert said.count("moves idle tensors") == 1  # one line for actor and reference together
 
 
+def test_a_plus_before_any_honoured_key_sets_it():
+    from banyan.config import schema
+    from banyan.config.arguments import normalise
+
+    for name in schema.honoured():
+        assert normalise([f"+{name}=1"]).overrides == [f"++{name}=1"], name
+
+
 @pytest.mark.parametrize("prefix", ["", "+", "++"])
 def test_all_prefixes_set_a_known_key(prefix):
     assert tree_of(f"{prefix}data.seed=7")["data.seed"] == 7
@@ -139,8 +147,8 @@ def test_a_removed_key_becomes_null_where_it_may():
             "trainer.resume_from_path: wanted a folder global_step_N",
         ),
         (
-            "data.train_batch_size=100",
-            "ppo_mini_batch_size: wanted a divisor of data.train_batch_size (100), got 256",
+            "data.train_batch_size=300",
+            "ppo_mini_batch_size: wanted a divisor of data.train_batch_size (300), got 256",
         ),
     ],
 )
@@ -190,21 +198,12 @@ def test_recipes_set_keys_and_arguments_win():
     assert config["actor_rollout_ref.rollout.n"] == 8
 
 
-def test_the_older_switches_of_prefix_sharing():
-    key = "actor_rollout_ref.sharing.mode"
-    place = "actor_rollout_ref.actor.megatron.override_transformer_config.prefix_sharing_config"
-    assert tree_of()[key] == "auto"
-    assert tree_of(environ={"ENABLE_PREFIX_SHARING": " No "})[key] == "off"
-    assert tree_of(environ={"ENABLE_PREFIX_SHARING": "1"})[key] == "auto"
-    assert tree_of(f"+{place}.enable_prefix_sharing=false")[key] == "off"
-    explicit = tree_of(
-        f"+{place}.enable_prefix_sharing=true", environ={"ENABLE_PREFIX_SHARING": "0"}
-    )
-    assert explicit[key] == "on"
-    moved = tree_of("+actor_rollout_ref.actor.prefix_sharing_config.min_prefix_len=8")
-    assert moved["actor_rollout_ref.sharing.min_prefix_len"] == 8
-    assert "must be one of: 1/0" in error_of(environ={"ENABLE_PREFIX_SHARING": "maybe"})
-    assert "unknown key" in error_of("+actor_rollout_ref.actor.prefix_sharing_config.enabled=true")
+def test_a_mini_batch_larger_than_the_batch_is_one_mini_batch():
+    config = tree_of("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=16")
+    assert config["actor_rollout_ref.actor.ppo_mini_batch_size"] == 8
+    said = [note for note in config.notes if "is one mini-batch" in note]
+    assert len(said) == 1
+    assert said[0].startswith("actor_rollout_ref.actor.ppo_mini_batch_size=16")
 
 
 def test_older_homes_of_keys_are_moved():
@@ -250,10 +249,11 @@ def test_types_convert_and_refuse():
     assert types.check(types.parse("int|null >= 1"), None) is None
     assert types.check(types.parse("files"), "~x") == ["~x"]
     assert types.check(types.parse("str"), 12) == "12"
+    assert types.check(types.parse("strs"), "console") == ["console"]
     for spec, value in [
         ("int", True),
         ("float in (0, 1)", 1.0),
-        ("strs", "a"),
+        ("floats", 1.0),
         ("map", []),
         ("bool", 1),
     ]:

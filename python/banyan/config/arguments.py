@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from banyan.config import schema, sharing, table
+from banyan.config import schema, sharing, spellings, table
 from banyan.errors import UserError
 
 _ARGUMENT = re.compile(r"^(?P<prefix>\+\+|\+|~)?(?P<key>[^=\s]+?)(?P<value>=.*)?$", re.DOTALL)
@@ -62,6 +62,7 @@ def normalise(
 
 def is_known(key: str, trainer: str = "ppo") -> bool:
     """True for a honoured key, a key of verl's table, a section of either, or anything below a free-form one."""
+    key = spellings.verls(key)
     honoured = schema.honoured(trainer)
     if key in honoured or key in schema.sections(trainer) or key in table.sections(trainer):
         return True

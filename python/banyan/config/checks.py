@@ -45,13 +45,25 @@ def hint(name: str, value: Any) -> str:
 
 
 def rename(values: dict[str, Any]) -> list[str]:
-    """Moves values from older homes to the keys that are read; returns lines to say."""
+    """Moves values from older homes to the keys that are read, fits sizes; returns lines to say."""
     notes = []
     for old, new in _RENAMED.items():
         if values[old] is not None:
             values[new] = values[old]
             notes.append(f"{old}: older name of {new}")
-    return notes
+    return notes + _fit_mini_batch(values)
+
+
+def _fit_mini_batch(values: dict[str, Any]) -> list[str]:
+    """A mini-batch larger than the batch is the whole batch."""
+    name = f"{_ACTOR}.ppo_mini_batch_size"
+    batch, mini = values["data.train_batch_size"], values[name]
+    if batch is None or mini is None or mini <= batch:
+        return []
+    values[name] = batch
+    return [
+        f"{name}={mini}: more than data.train_batch_size; the batch of {batch} is one mini-batch"
+    ]
 
 
 def check_between_keys(values: dict[str, Any]) -> None:
@@ -64,7 +76,7 @@ def check_between_keys(values: dict[str, Any]) -> None:
 
 def _check_batch(values: dict[str, Any]) -> None:
     batch, mini = values["data.train_batch_size"], values[f"{_ACTOR}.ppo_mini_batch_size"]
-    if mini > batch or batch % mini:
+    if batch % mini:
         raise UserError(
             f"{_ACTOR}.ppo_mini_batch_size: wanted a divisor of data.train_batch_size ({batch}), got {mini}"
         )

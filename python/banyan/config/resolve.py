@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from banyan.config import arguments, checks, finetune_checks, schema, sharing, table, types
+from banyan.config import (
+    arguments,
+    checks,
+    finetune_checks,
+    schema,
+    sharing,
+    spellings,
+    table,
+    types,
+)
 from banyan.errors import UserError
 
 
@@ -60,6 +69,7 @@ def resolve(
     leaves = dict(_leaves(tree, "", schema.honoured(trainer)))
     notes = args.notes
     if trainer == "ppo":
+        notes += spellings.apply(leaves)
         notes += sharing.apply(leaves, os.environ if environ is None else environ)
     notes += _check_unread(leaves, args.removed, trainer)
     values = _check_honoured(leaves, args.removed, partial, trainer)

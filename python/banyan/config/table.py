@@ -16,6 +16,9 @@ import yaml
 
 # Defaults that stand for a whole node: every key below it is governed by the node's line.
 _NODES = ("{}", "<node defaults>", "(copy of node)")
+# The override nodes of the other roles have the keys of the actor's.
+_OVERRIDE = "megatron.override_transformer_config."
+_ROLES = ("actor_rollout_ref.ref.", "critic.")
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,9 @@ def find(name: str, trainer: str = "ppo") -> Entry | None:
     table = entries(trainer)
     if name in table:
         return table[name]
+    for role in _ROLES:
+        if name.startswith(role + _OVERRIDE):
+            return table.get("actor_rollout_ref.actor." + name.removeprefix(role))
     parts = name.split(".")
     for length in range(len(parts) - 1, 0, -1):
         entry = table.get(".".join(parts[:length]))

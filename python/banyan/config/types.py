@@ -31,7 +31,7 @@ _WORDS = {
     "file": "a file",
     "dir": "a directory",
     "files": "a file or a list of files",
-    "strs": "a list of names",
+    "strs": "a name or a list of names",
     "floats": "a list of numbers",
     "map": "a mapping",
 }
@@ -143,7 +143,7 @@ def _convert(spec: Spec, value: Any) -> Any:
     if spec.type == "map":
         return value if isinstance(value, dict) else None
     items = value if isinstance(value, list) else [value]
-    if spec.type != "files" and not isinstance(value, list):
+    if spec.type == "floats" and not isinstance(value, list):
         return None
     result: list[Any]
     if spec.type == "floats":

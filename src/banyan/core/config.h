@@ -19,6 +19,8 @@ struct SharingConfig {  // actor_rollout_ref.sharing
   std::string mode;     // auto | on | off
   int64_t min_prefix_len;
   int64_t min_group_size;
+  std::string detector;  // trie | trie_online: rule of the provider/reuser view
+  std::string observe;   // off | summary | layer | profile | debug: level of the [PS] lines
 };
 
 struct OptimConfig {  // actor_rollout_ref.actor.optim, critic.optim

@@ -155,6 +155,8 @@ Config config_from_json(const std::string& text) {
   node("_shell.").read("model_dir", config.model.path);
   node("actor_rollout_ref.ref.model.").read("path", config.ref_model_path);
   read_sharing(node("actor_rollout_ref.sharing."), config.sharing);
+  node("actor_rollout_ref.sharing.").read("detector", config.sharing.detector);
+  node("actor_rollout_ref.sharing.").read("observe", config.sharing.observe);
   read_actor(node("actor_rollout_ref.actor."), config.actor);
   read_optim(node("actor_rollout_ref.actor.optim."), config.actor.optim);
   read_policy_loss(node("actor_rollout_ref.actor.policy_loss."), config.actor.policy_loss);
