@@ -1,7 +1,7 @@
 // Model, score: a model from an HF directory and log-probabilities through one trie.
 #include "banyan/core/error.h"
 #include "banyan/models/causal_lm.h"
-#include "banyan/train/block_pass.h"
+#include "banyan/train/walk.h"
 #include "banyan/trie/plan.h"
 #include "convert.h"
 
@@ -23,6 +23,7 @@ trie::PlanOptions plan_options(bool share, int64_t max_tokens_per_block) {
   trie::PlanOptions options;
   options.build.share = share;
   options.max_tokens_per_block = max_tokens_per_block;
+  options.for_backward = false;
   return options;
 }
 
@@ -30,17 +31,23 @@ py::dict score(models::CausalLM& model,
                const std::vector<std::vector<int32_t>>& ids,
                bool share,
                double temperature,
-               int64_t max_tokens_per_block) {
+               int64_t max_tokens_per_block,
+               bool with_sum_squares) {
   trie::Plan plan;
   train::SampleScores scores;
   {
     py::gil_scoped_release release;
     plan = trie::plan(samples_from(ids), plan_options(share, max_tokens_per_block));
-    scores = train::score_samples(model, plan, temperature, /*with_entropy=*/true);
+    scores = train::score_samples(
+        model,
+        plan,
+        {.temperature = temperature, .with_entropy = true, .with_sum_squares = with_sum_squares});
   }
   py::dict out;
-  out["logprobs"] = scores.log_prob;
+  out["logprobs"] = scores.value;
   out["entropy"] = scores.entropy;
+  out["sum_squares"] = scores.sum_squares;
+  out["num_blocks"] = plan.blocks.size();
   out["logical_tokens"] = plan.num_logical;
   out["unique_tokens"] = plan.num_unique;
   out["computed_tokens"] = plan.num_computed;
@@ -148,6 +155,7 @@ void bind_model(py::module_& module) {
       py::arg("share") = true,
       py::arg("temperature") = 1.0,
       py::arg("max_tokens_per_block") = 0,
+      py::arg("with_sum_squares") = false,
       "Log-probabilities and entropies of tokens 1..n-1 of each sample: 1-D tensors per sample.");
   module.def("logits",
              &logits,

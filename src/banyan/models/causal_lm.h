@@ -39,6 +39,7 @@ struct ModelShape {
 class Saved {
  public:
   virtual ~Saved() = default;
+  virtual int64_t bytes() const = 0;
 };
 
 class CausalLM {

@@ -6,6 +6,7 @@ namespace banyan::models {
 namespace {
 
 struct DecoderSaved final : Saved {
+  int64_t bytes() const override { return activations.bytes(); }
   nn::Decoder::Saved activations;
 };
 

@@ -44,6 +44,21 @@ ValueHead& Decoder::value_head() {
   return *value_head_;
 }
 
+int64_t Decoder::Saved::bytes() const {
+  int64_t bytes = 0;
+  const auto add = [&](std::initializer_list<const at::Tensor*> tensors) {
+    for (const at::Tensor* tensor : tensors) {
+      if (tensor->defined()) bytes += static_cast<int64_t>(tensor->nbytes());
+    }
+  };
+  add({&ids, &positions, &x});
+  for (const Layer& layer : layers) {
+    add({&layer.attention.x, &layer.attention.qkv, &layer.attention.out, &layer.attention.lse});
+    add({&layer.mlp.x, &layer.mlp.gate_up});
+  }
+  return bytes;
+}
+
 at::Tensor Decoder::forward(const at::Tensor& ids,
                             const at::Tensor& positions,
                             AttentionContext& attention,

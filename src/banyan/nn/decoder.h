@@ -30,6 +30,7 @@ class Decoder {
     at::Tensor positions;
     std::vector<Layer> layers;
     at::Tensor x;  // input of the final norm
+    int64_t bytes() const;
   };
 
   // Registers all parameters in `table`, which must live as long as the decoder.

@@ -3,6 +3,9 @@
 #include "banyan/ops/edge_logprob.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
 
 #include "banyan/core/error.h"
 #include "banyan/kernels/cpu/head.h"
@@ -188,6 +191,40 @@ at::Tensor head_logits(const at::Tensor& hidden,
                 logits.data_ptr<float>(),
                 head.out);
   return logits;
+}
+
+at::Tensor sum_squared_probabilities(const at::Tensor& hidden,
+                                     const LinearWeight& head,
+                                     const at::Tensor& lse,
+                                     double temperature,
+                                     const ComputeOptions& options) {
+  check_temperature(temperature);
+  check_hidden(hidden, head, options);
+  BANYAN_CHECK(lse.dim() == 1 && lse.size(0) == hidden.size(0),
+               "[edge_logprob] lse: wanted [",
+               hidden.size(0),
+               "], got ",
+               lse.sizes());
+  constexpr int64_t kRows = 32;  // 32 rows of a 152k vocabulary are 20 MB of logits
+  at::Tensor sums = at::empty_like(lse);
+  for (int64_t first = 0; first < hidden.size(0); first += kRows) {
+    const int64_t rows = std::min(kRows, hidden.size(0) - first);
+    const at::Tensor logits = head_logits(hidden.narrow(0, first, rows), head, options);
+    at::Tensor out = sums.narrow(0, first, rows);
+    if (is_native(options)) {
+      kernels::sum_squared_probabilities(logits.const_data_ptr<float>(),
+                                         rows,
+                                         logits.size(1),
+                                         static_cast<float>(1.0 / temperature),
+                                         lse.const_data_ptr<float>() + first,
+                                         out.data_ptr<float>());
+    } else {
+      const at::Tensor probs =
+          logits.div(temperature).sub_(lse.narrow(0, first, rows).unsqueeze(1)).exp_();
+      out.copy_(probs.square_().sum({1}));
+    }
+  }
+  return sums;
 }
 
 at::Tensor logits_logprob(const at::Tensor& logits,

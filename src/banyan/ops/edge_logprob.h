@@ -45,6 +45,15 @@ at::Tensor edge_logprob_backward(const at::Tensor& hidden,
                                  at::Tensor& grad_head,
                                  const ComputeOptions& options);
 
+// Sum over the vocabulary of softmax(z / tau)^2 of each row (algorithms specification: the token
+// baselines), [R] in lse's dtype. `lse` [R] is that of edge_logprob_forward. Works on a few rows of
+// logits at a time.
+at::Tensor sum_squared_probabilities(const at::Tensor& hidden,
+                                     const LinearWeight& head,
+                                     const at::Tensor& lse,
+                                     double temperature,
+                                     const ComputeOptions& options);
+
 // Logits [B, V] fp32 (fp64 for fp64) of a few rows, for sampling: the same bits that edge_logprob
 // reduces.
 at::Tensor head_logits(const at::Tensor& hidden,

@@ -1,132 +1,104 @@
 #include "banyan/train/block_pass.h"
 
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include "banyan/ops/trie_attention.h"
+#include "banyan/ops/value_head.h"
 
 namespace banyan::train {
 namespace {
 
-at::Tensor int_tensor(const std::vector<int32_t>& values, at::Device device) {
-  return at::from_blob(const_cast<int32_t*>(values.data()),
-                       {static_cast<int64_t>(values.size())},
+// values[first..] as int32 on the device.
+at::Tensor int_tensor(const std::vector<int32_t>& values, at::Device device, int64_t first = 0) {
+  return at::from_blob(const_cast<int32_t*>(values.data()) + first,
+                       {static_cast<int64_t>(values.size()) - first},
                        at::TensorOptions().dtype(at::kInt))
       .clone()
       .to(device);
 }
 
-// out[target[u]] += values[u] in ascending u, fp64 accumulators.
-at::Tensor sum_into(const at::Tensor& values, const std::vector<int32_t>& target, int64_t size) {
-  const at::Tensor wide = values.to(at::kCPU, at::kDouble).contiguous();
-  at::Tensor sums = at::zeros({size}, wide.options());
-  const double* from = wide.const_data_ptr<double>();
-  double* to = sums.mutable_data_ptr<double>();
-  for (size_t u = 0; u < target.size(); ++u) to[target[u]] += from[u];
-  return sums.to(values.device(), values.scalar_type());
+// Own tokens that have a head row, [R] int64, counted from the block's first own token.
+at::Tensor row_index(const trie::Block& block, at::Device device) {
+  return int_tensor(block.edges.source, device).to(at::kLong).sub_(block.num_carried);
 }
 
 }  // namespace
 
-BlockForward forward_block(models::CausalLM& model,
-                           const trie::Block& block,
-                           double temperature,
-                           bool with_entropy,
-                           bool keep) {
+int64_t BlockBody::bytes() const {
+  if (!saved) return 0;
+  return saved->bytes() + static_cast<int64_t>(row_hidden.nbytes());
+}
+
+BlockBody forward_body(models::CausalLM& model,
+                       const trie::Block& block,
+                       std::unique_ptr<AttentionContext> attention,
+                       bool keep) {
   const ComputeOptions& options = model.options();
-  BlockForward out;
-  out.attention = std::make_unique<ops::TrieAttention>(block.trie, options);
-  out.num_tokens = block.trie.num_tokens();
-  const at::Tensor hidden = model.forward(int_tensor(block.trie.tok, options.device),
-                                          int_tensor(block.trie.pos, options.device),
-                                          *out.attention,
-                                          keep ? &out.saved : nullptr);
-  out.rows = int_tensor(block.edges.source, options.device).to(at::kLong);
-  out.row_hidden = hidden.index_select(0, out.rows);
-  out.index.row_offsets = int_tensor(block.edges.row_offsets, options.device);
-  out.index.token = int_tensor(block.edges.token, options.device);
-  out.edges = ops::edge_logprob_forward(
-      out.row_hidden, model.head(), out.index, temperature, with_entropy, options);
-  if (!keep) out.row_hidden = at::Tensor();
-  return out;
+  BlockBody body;
+  body.attention = std::move(attention);
+  const at::Tensor hidden =
+      model.forward(int_tensor(block.trie.tok, options.device, block.num_carried),
+                    int_tensor(block.trie.pos, options.device, block.num_carried),
+                    *body.attention,
+                    keep ? &body.saved : nullptr);
+  body.row_hidden = hidden.index_select(0, row_index(block, options.device));
+  return body;
 }
 
-BlockTokens block_tokens(const trie::Plan& plan, const trie::Block& block) {
-  BlockTokens tokens;
-  tokens.offsets.assign(1, 0);
-  const trie::LogicalTokens& logical = plan.logical;
-  for (const int32_t s : block.samples) {
-    for (int32_t u = logical.offsets[s]; u < logical.offsets[s + 1]; ++u) {
-      tokens.edge.push_back(logical.edge[u]);
-      tokens.row.push_back(logical.row[u]);
-    }
-    tokens.offsets.push_back(static_cast<int64_t>(tokens.edge.size()));
+BlockHead forward_head(models::CausalLM& model,
+                       const trie::Block& block,
+                       const at::Tensor& row_hidden,
+                       const HeadSpec& spec) {
+  const ComputeOptions& options = model.options();
+  BlockHead head;
+  if (model.head_kind() == models::HeadKind::kValue) {
+    head.value = ops::value_head_forward(row_hidden, model.value_head());
+    return head;
   }
-  return tokens;
-}
-
-at::Tensor logical_log_prob(const BlockForward& forward, const BlockTokens& tokens) {
-  const at::Tensor edge = int_tensor(tokens.edge, forward.edges.logprob.device()).to(at::kLong);
-  return forward.edges.logprob.index_select(0, edge);
-}
-
-at::Tensor logical_entropy(const BlockForward& forward, const BlockTokens& tokens) {
-  const at::Tensor row = int_tensor(tokens.row, forward.edges.entropy.device()).to(at::kLong);
-  return forward.edges.entropy.index_select(0, row);
+  head.index.row_offsets = int_tensor(block.edges.row_offsets, options.device);
+  head.index.token = int_tensor(block.edges.token, options.device);
+  head.edges = ops::edge_logprob_forward(
+      row_hidden, model.head(), head.index, spec.temperature, spec.with_entropy, options);
+  if (spec.with_sum_squares) {
+    head.sum_squares = ops::sum_squared_probabilities(
+        row_hidden, model.head(), head.edges.lse, spec.temperature, options);
+  }
+  return head;
 }
 
 void backward_block(models::CausalLM& model,
                     const trie::Block& block,
-                    const BlockTokens& tokens,
-                    BlockForward forward,
-                    const at::Tensor& grad_log_prob,
-                    const at::Tensor& grad_entropy,
-                    double temperature) {
-  const trie::Edges& edges = block.edges;
-  const at::Tensor grad_edge = sum_into(grad_log_prob, tokens.edge, edges.token.size());
-  at::Tensor grad_row_entropy;
-  if (grad_entropy.defined()) {
-    grad_row_entropy = sum_into(grad_entropy, tokens.row, edges.source.size());
+                    BlockBody body,
+                    const BlockHead& head,
+                    const HeadGradients& gradients,
+                    const HeadSpec& spec) {
+  at::Tensor grad_rows;
+  if (model.head_kind() == models::HeadKind::kValue) {
+    grad_rows = ops::value_head_backward(body.row_hidden,
+                                         model.value_head(),
+                                         gradients.row.to(head.value.options()),
+                                         model.value_head_grad(),
+                                         model.value_head_bias_grad());
+  } else {
+    const auto to = head.edges.logprob.options();
+    grad_rows = ops::edge_logprob_backward(
+        body.row_hidden,
+        model.head(),
+        head.index,
+        head.edges,
+        gradients.edge.to(to),
+        gradients.entropy.defined() ? gradients.entropy.to(to) : at::Tensor(),
+        spec.temperature,
+        model.head_grad(),
+        model.options());
   }
-  const at::Tensor grad_rows = ops::edge_logprob_backward(forward.row_hidden,
-                                                          model.head(),
-                                                          forward.index,
-                                                          forward.edges,
-                                                          grad_edge,
-                                                          grad_row_entropy,
-                                                          temperature,
-                                                          model.head_grad(),
-                                                          model.options());
   // Head rows are distinct tokens, so a copy is the whole scatter.
-  at::Tensor grad_hidden = at::zeros({forward.num_tokens, grad_rows.size(1)}, grad_rows.options());
-  grad_hidden.index_copy_(0, forward.rows, grad_rows);
-  forward.row_hidden = at::Tensor();
-  model.backward(std::move(forward.saved), grad_hidden, *forward.attention);
-}
-
-SampleScores score_samples(models::CausalLM& model,
-                           const trie::Plan& plan,
-                           double temperature,
-                           bool with_entropy) {
-  size_t num_samples = 0;
-  for (const trie::Block& block : plan.blocks) num_samples += block.samples.size();
-  SampleScores out;
-  out.log_prob.resize(num_samples);
-  if (with_entropy) out.entropy.resize(num_samples);
-  for (const trie::Block& block : plan.blocks) {
-    const BlockForward forward =
-        forward_block(model, block, temperature, with_entropy, /*keep=*/false);
-    const BlockTokens tokens = block_tokens(plan, block);
-    const at::Tensor log_prob = logical_log_prob(forward, tokens);
-    const at::Tensor entropy = with_entropy ? logical_entropy(forward, tokens) : at::Tensor();
-    for (size_t s = 0; s < block.samples.size(); ++s) {
-      const int64_t begin = tokens.offsets[s];
-      const int64_t length = tokens.offsets[s + 1] - begin;
-      out.log_prob[block.samples[s]] = log_prob.narrow(0, begin, length).clone();
-      if (with_entropy) out.entropy[block.samples[s]] = entropy.narrow(0, begin, length).clone();
-    }
-  }
-  return out;
+  at::Tensor grad_hidden = at::zeros({block.num_own(), grad_rows.size(1)}, grad_rows.options());
+  grad_hidden.index_copy_(0, row_index(block, grad_rows.device()), grad_rows);
+  body.row_hidden = at::Tensor();
+  model.backward(std::move(body.saved), grad_hidden, *body.attention);
 }
 
 std::vector<at::Tensor> sample_logits(models::CausalLM& model,

@@ -1,6 +1,5 @@
-// One block of a plan through the model: forward to edge log-probabilities, and back from their
-// gradients. Everything between "samples" and "numbers per sample" that scoring and training share
-// is here.
+// One block of a plan through the model: tokens to the numbers of its head rows, and back. Which
+// blocks run when, and what a loss sees of them, is walk.h's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,56 +14,58 @@
 
 namespace banyan::train {
 
-// What a forward left behind; one per block in flight.
-struct BlockForward {
+// What is read off a head row. The kind of head is the model's.
+struct HeadSpec {
+  double temperature = 1.0;       // vocabulary head
+  bool with_entropy = false;      // vocabulary head: entropy of the row
+  bool with_sum_squares = false;  // vocabulary head: sum of squared probabilities of the row
+};
+
+// What the forward of the model's body leaves for the backward; one per block in flight.
+struct BlockBody {
   std::unique_ptr<AttentionContext> attention;
   std::unique_ptr<models::Saved> saved;  // null when nothing will be differentiated
-  at::Tensor rows;                       // [R] int64 packed tokens that have a head row
-  at::Tensor row_hidden;                 // [R, E]
-  int64_t num_tokens = 0;                // T
+  at::Tensor row_hidden;                 // [R, E] hidden of the head rows
+  // Bytes of the activations in `saved` and `row_hidden`.
+  int64_t bytes() const;
+};
+
+// What the head gives; small, so that it stays when the activations go.
+struct BlockHead {
   ops::EdgeIndex index;
-  ops::EdgeLogprob edges;
+  ops::EdgeLogprob edges;  // vocabulary head: logprob [X], lse and entropy [R]
+  at::Tensor sum_squares;  // [R], or undefined
+  at::Tensor value;        // value head: [R]
 };
 
-// Runs the tokens of `block`. `keep` saves activations for backward_block.
-BlockForward forward_block(models::CausalLM& model,
-                           const trie::Block& block,
-                           double temperature,
-                           bool with_entropy,
-                           bool keep);
+// Runs the own tokens of `block` on `attention`, which knows where the K and V of the others are.
+// `keep` saves activations for backward_block.
+BlockBody forward_body(models::CausalLM& model,
+                       const trie::Block& block,
+                       std::unique_ptr<AttentionContext> attention,
+                       bool keep);
 
-// Scored logical tokens of the samples of one block without carry: samples one after the other.
-struct BlockTokens {
-  std::vector<int32_t> edge;     // [U]
-  std::vector<int32_t> row;      // [U]
-  std::vector<int64_t> offsets;  // [samples + 1]
+// The head on the rows of a body's forward.
+BlockHead forward_head(models::CausalLM& model,
+                       const trie::Block& block,
+                       const at::Tensor& row_hidden,
+                       const HeadSpec& spec);
+
+// Gradients of what forward_head gave, fp64 on the CPU.
+struct HeadGradients {
+  at::Tensor edge;     // [X] of the log-probabilities; undefined with a value head
+  at::Tensor row;      // [R] of the values; undefined with a vocabulary head
+  at::Tensor entropy;  // [R], or undefined
 };
-BlockTokens block_tokens(const trie::Plan& plan, const trie::Block& block);
 
-// Edge and row values gathered to logical tokens, [U].
-at::Tensor logical_log_prob(const BlockForward& forward, const BlockTokens& tokens);
-at::Tensor logical_entropy(const BlockForward& forward, const BlockTokens& tokens);
-
-// grad_log_prob [U] and grad_entropy [U] (or undefined): summed per edge and row in fp64 in logical
-// order, then through head and model into the parameters' gradients. Consumes `forward`.
+// Through head and body into the parameters' gradients, and into the accumulators of the blocks
+// that this one carries from. Consumes `body`.
 void backward_block(models::CausalLM& model,
                     const trie::Block& block,
-                    const BlockTokens& tokens,
-                    BlockForward forward,
-                    const at::Tensor& grad_log_prob,
-                    const at::Tensor& grad_entropy,
-                    double temperature);
-
-// Log-probabilities (and entropies of the predicting rows) of every scored token, per sample,
-// without gradients: old and reference passes, `banyan score`.
-struct SampleScores {
-  std::vector<at::Tensor> log_prob;  // per sample [scored tokens], fp32 (fp64 for a fp64 model)
-  std::vector<at::Tensor> entropy;   // likewise; empty unless asked for
-};
-SampleScores score_samples(models::CausalLM& model,
-                           const trie::Plan& plan,
-                           double temperature,
-                           bool with_entropy);
+                    BlockBody body,
+                    const BlockHead& head,
+                    const HeadGradients& gradients,
+                    const HeadSpec& spec);
 
 // Logits of every token of each sample, [tokens, V] fp32 (fp64): small inputs, for parity with
 // other systems.

@@ -12,8 +12,8 @@ namespace banyan::train {
 
 struct ProbeResult {
   double loss = 0.0;
-  double forward_seconds = 0.0;  // body and head
-  double backward_seconds = 0.0;
+  double forward_seconds = 0.0;   // body and head
+  double backward_seconds = 0.0;  // forwards that run again included
   double seconds() const { return forward_seconds + backward_seconds; }
 };
 

@@ -2,8 +2,8 @@
 
 #include "banyan/core/error.h"
 #include "banyan/core/memory.h"
-#include "banyan/train/block_pass.h"
 #include "banyan/train/clock.h"
+#include "banyan/train/walk.h"
 
 namespace banyan::train {
 namespace {
@@ -43,11 +43,13 @@ std::vector<at::Tensor> score_batch(const Config& config,
   for (int64_t i = 0; i < batch.size(); ++i) {
     if (batch.valid(i)) which.push_back(i);
   }
-  const trie::Plan plan = trie::plan(samples_of(batch, which), plan_options(config));
+  trie::PlanOptions options = plan_options(config);
+  options.for_backward = false;
+  const trie::Plan plan = trie::plan(samples_of(batch, which), options);
   SampleScores scores =
-      score_samples(model, plan, config.rollout.train.temperature, /*with_entropy=*/false);
+      score_samples(model, plan, {.temperature = config.rollout.train.temperature});
   std::vector<at::Tensor> out(batch.size());
-  for (size_t k = 0; k < which.size(); ++k) out[which[k]] = std::move(scores.log_prob[k]);
+  for (size_t k = 0; k < which.size(); ++k) out[which[k]] = std::move(scores.value[k]);
   return out;
 }
 

@@ -5,32 +5,28 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "banyan/algo/advantage.h"
-#include "banyan/core/error.h"
-#include "banyan/train/block_pass.h"
 
 namespace banyan::train {
 namespace {
 
-// The per-token tensors of one block, its samples one after the other.
+// The per-token tensors of some samples of the mini-batch, one after the other.
 algo::LossTokens loss_tokens(const Batch& batch,
-                             const trie::Block& block,
-                             const BlockTokens& logical,
                              const std::vector<int64_t>& mini_batch,
-                             const BlockForward& forward) {
+                             const std::vector<int32_t>& samples,
+                             const TokenOutputs& outputs) {
   algo::LossTokens tokens;
-  tokens.log_prob = logical_log_prob(forward, logical);
-  tokens.entropy = logical_entropy(forward, logical);
+  tokens.log_prob = outputs.value;
+  tokens.entropy = outputs.entropy;
+  tokens.offsets = outputs.offsets;
   std::vector<at::Tensor> advantage, old_log_prob, ref_log_prob;
-  for (size_t s = 0; s < block.samples.size(); ++s) {
-    const int64_t i = mini_batch[block.samples[s]];
+  for (const int32_t s : samples) {
+    const int64_t i = mini_batch[s];
     advantage.push_back(batch.advantage[i]);
     if (!batch.old_log_prob.empty()) old_log_prob.push_back(batch.old_log_prob[i]);
     if (!batch.ref_log_prob.empty()) ref_log_prob.push_back(batch.ref_log_prob[i]);
   }
-  tokens.offsets = logical.offsets;
   tokens.advantage = at::cat(advantage).to(tokens.log_prob);
   tokens.mask = at::ones_like(tokens.log_prob);
   if (!old_log_prob.empty()) tokens.old_log_prob = at::cat(old_log_prob).to(tokens.log_prob);
@@ -64,12 +60,12 @@ void add(const algo::LossMetrics& from, algo::LossMetrics& to) {
   to.max_abs_ratio_minus_one = std::max(to.max_abs_ratio_minus_one, from.max_abs_ratio_minus_one);
 }
 
-// A block between its forward and its backward.
-struct InFlight {
-  BlockTokens logical;
-  BlockForward forward;
-  algo::LossResult loss;
-};
+// What must see the whole mini-batch in one call does (specification A12 rule 5).
+LossScope loss_scope(const algo::LossOptions& options) {
+  return algo::policy_loss(options.loss_mode).scope == algo::PolicyScope::kMiniBatch
+             ? LossScope::kMiniBatch
+             : LossScope::kSample;
+}
 
 }  // namespace
 
@@ -97,7 +93,6 @@ UpdateResult accumulate_gradients(const Config& config,
                                   const Batch& batch,
                                   const std::vector<int64_t>& mini_batch,
                                   models::CausalLM& model) {
-  const double temperature = config.rollout.train.temperature;
   const algo::LossOptions options = loss_options(config);
   const algo::LossScale scale = loss_scale(config, batch, mini_batch);
   const trie::Plan plan = trie::plan(samples_of(batch, mini_batch), plan_options(config));
@@ -108,48 +103,25 @@ UpdateResult accumulate_gradients(const Config& config,
   result.logical_tokens = plan.num_logical;
   result.unique_tokens = plan.num_unique;
   result.computed_tokens = plan.num_computed;
+  result.num_blocks = static_cast<int64_t>(plan.blocks.size());
   result.warnings = plan.warnings;
   result.log_prob.resize(mini_batch.size());
 
   model.params().ensure_grads();
   model.params().zero_grads();
-  std::map<int32_t, InFlight> in_flight;
-  for (const trie::Entry& entry : plan.entries) {
-    const trie::Block& block = plan.blocks[entry.block];
-    InFlight& state = in_flight[entry.block];
-    switch (entry.action) {
-      case trie::Action::kForward:
-        state.logical = block_tokens(plan, block);
-        state.forward =
-            forward_block(model, block, temperature, /*with_entropy=*/true, /*keep=*/true);
-        break;
-      case trie::Action::kLoss: {
-        const algo::LossTokens tokens =
-            loss_tokens(batch, block, state.logical, mini_batch, state.forward);
-        state.loss = algo::actor_loss(tokens, scale, options);
-        add(state.loss.metrics, result.loss);
-        for (size_t s = 0; s < block.samples.size(); ++s) {
-          const int64_t begin = tokens.offsets[s];
-          result.log_prob[block.samples[s]] =
-              tokens.log_prob.narrow(0, begin, tokens.offsets[s + 1] - begin).clone();
-        }
-        break;
-      }
-      case trie::Action::kRecompute:  // plans of this pass have no open blocks
-        BANYAN_ASSERT(false, "update: a block to recompute");
-        break;
-      case trie::Action::kBackward:
-        backward_block(model,
-                       block,
-                       state.logical,
-                       std::move(state.forward),
-                       state.loss.grad_log_prob,
-                       state.loss.grad_entropy,
-                       temperature);
-        in_flight.erase(entry.block);
-        break;
+  const HeadSpec head{.temperature = config.rollout.train.temperature, .with_entropy = true};
+  const LossFunction loss = [&](const std::vector<int32_t>& samples, const TokenOutputs& outputs) {
+    const algo::LossTokens tokens = loss_tokens(batch, mini_batch, samples, outputs);
+    const algo::LossResult part = algo::actor_loss(tokens, scale, options);
+    add(part.metrics, result.loss);
+    for (size_t k = 0; k < samples.size(); ++k) {
+      const int64_t begin = tokens.offsets[k];
+      result.log_prob[samples[k]] =
+          tokens.log_prob.narrow(0, begin, tokens.offsets[k + 1] - begin).clone();
     }
-  }
+    return TokenGradients{part.grad_log_prob, part.grad_entropy};
+  };
+  result.walk = walk(model, plan, head, loss_scope(options), loss);
   return result;
 }
 

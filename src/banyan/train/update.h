@@ -9,18 +9,21 @@
 #include "banyan/models/causal_lm.h"
 #include "banyan/optim/adamw.h"
 #include "banyan/train/batch.h"
+#include "banyan/train/walk.h"
 
 namespace banyan::train {
 
 struct UpdateResult {
-  algo::LossMetrics loss;            // exact sums over the mini-batch
-  double num_tokens = 0.0;           // N
-  double num_sequences = 0.0;        // B
-  double grad_norm = 0.0;            // before clipping
-  bool skipped = false;              // a non-finite norm: weights unchanged
-  int64_t logical_tokens = 0;        // T0
-  int64_t unique_tokens = 0;         // T1 of the uncut trie
-  int64_t computed_tokens = 0;       // with replayed trunks
+  algo::LossMetrics loss;       // exact sums over the mini-batch
+  double num_tokens = 0.0;      // N
+  double num_sequences = 0.0;   // B
+  double grad_norm = 0.0;       // before clipping
+  bool skipped = false;         // a non-finite norm: weights unchanged
+  int64_t logical_tokens = 0;   // T0
+  int64_t unique_tokens = 0;    // T1 of the uncut trie
+  int64_t computed_tokens = 0;  // with replayed trunks
+  int64_t num_blocks = 0;
+  WalkStats walk;
   std::vector<at::Tensor> log_prob;  // per trajectory of the mini-batch, as this pass computed them
   std::vector<std::string> warnings;
 };

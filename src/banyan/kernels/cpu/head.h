@@ -78,6 +78,15 @@ void logits_logprob(const float* logits,
                     float inverse_temperature,
                     float* logprob);
 
+// Sum over the vocabulary of softmax(z / tau)^2 per row of logits, whose lse is known. Parallel; a
+// row's bits depend on the row alone.
+void sum_squared_probabilities(const float* logits,
+                               int64_t rows,
+                               int64_t vocabulary,
+                               float inverse_temperature,
+                               const float* lse,
+                               float* out);
+
 struct HeadGradients {
   const float* lse = nullptr;           // [rows] of the forward
   const float* entropy = nullptr;       // [rows] of the forward; with grad_entropy only

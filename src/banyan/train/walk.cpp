@@ -1,0 +1,336 @@
+#include "banyan/train/walk.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <utility>
+
+#include "banyan/core/error.h"
+#include "banyan/ops/carry.h"
+#include "banyan/ops/trie_attention.h"
+#include "banyan/train/clock.h"
+
+namespace banyan::train {
+namespace {
+
+// The numbers of one block's head, fp64 on the CPU (exact copies).
+struct HeadNumbers {
+  at::Tensor value;        // [X] log-probabilities, or [R] values
+  at::Tensor entropy;      // [R]
+  at::Tensor sum_squares;  // [R]
+};
+
+struct BlockState {
+  ops::CarryStore store;  // what the block offers
+  BlockBody body;         // from a forward that keeps activations to the backward
+  BlockHead head;
+  HeadNumbers numbers;
+  bool has_head = false;
+  bool live = false;    // `body` holds activations
+  int64_t pending = 0;  // logical tokens whose gradient has not come yet
+};
+
+at::Tensor to_double(const at::Tensor& x) {
+  return x.defined() ? x.to(at::kCPU, at::kDouble).contiguous() : at::Tensor();
+}
+
+// Logical tokens of each block in the order of the batch: [offsets[b], offsets[b + 1]) of `token`.
+struct TokensOfBlock {
+  explicit TokensOfBlock(const trie::Plan& plan)
+      : offsets(plan.blocks.size() + 1, 0), token(plan.logical.block.size()) {
+    for (const int32_t block : plan.logical.block) ++offsets[block + 1];
+    std::partial_sum(offsets.begin(), offsets.end(), offsets.begin());
+    std::vector<int64_t> next(offsets.begin(), offsets.end() - 1);
+    for (size_t u = 0; u < plan.logical.block.size(); ++u) {
+      token[next[plan.logical.block[u]]++] = static_cast<int64_t>(u);
+    }
+  }
+  std::vector<int64_t> offsets;
+  std::vector<int64_t> token;
+};
+
+class Walk {
+ public:
+  Walk(models::CausalLM& model, const trie::Plan& plan, const HeadSpec& spec)
+      : model_(model), plan_(plan), spec_(spec), states_(plan.blocks.size()) {}
+
+  void forward(int32_t b, bool keep) {
+    run_forward(b, keep);
+    stats.forward_seconds += clock_.lap();
+  }
+
+  // Forward of all blocks, nothing kept but the heads; K and V go with their last reader.
+  void forward_all() {
+    const int32_t num_blocks = static_cast<int32_t>(plan_.blocks.size());
+    std::vector<int32_t> last_reader(num_blocks);
+    std::iota(last_reader.begin(), last_reader.end(), 0);
+    for (int32_t b = 0; b < num_blocks; ++b) {
+      for (const trie::Carried& carried : plan_.blocks[b].carried) last_reader[carried.block] = b;
+    }
+    for (int32_t b = 0; b < num_blocks; ++b) {
+      forward(b, /*keep=*/false);
+      for (int32_t a = 0; a <= b; ++a) {
+        if (last_reader[a] == b) states_[a].store = {};
+      }
+    }
+  }
+
+  // The number of each logical token of `samples`, out of `which` of its block. Log-probabilities
+  // lie on edges, everything else on rows.
+  at::Tensor gather(const std::vector<int32_t>& samples, at::Tensor HeadNumbers::* which) const {
+    const trie::LogicalTokens& logical = plan_.logical;
+    const bool on_edges = which == &HeadNumbers::value && !has_value_head();
+    int64_t total = 0;
+    for (const int32_t s : samples) total += logical.offsets[s + 1] - logical.offsets[s];
+    at::Tensor out = at::empty({total}, at::kDouble);
+    double* to = out.data_ptr<double>();
+    for (const int32_t s : samples) {
+      for (int32_t u = logical.offsets[s]; u < logical.offsets[s + 1]; ++u) {
+        const BlockState& state = states_[logical.block[u]];
+        BANYAN_ASSERT(state.has_head, "the loss of sample ", s, " comes before its forward");
+        *to++ = (state.numbers.*which)
+                    .const_data_ptr<double>()[on_edges ? logical.edge[u] : logical.row[u]];
+      }
+    }
+    return out.to(number_type());
+  }
+
+  TokenOutputs outputs(const std::vector<int32_t>& samples) const {
+    TokenOutputs out;
+    out.value = gather(samples, &HeadNumbers::value);
+    if (has_entropy()) out.entropy = gather(samples, &HeadNumbers::entropy);
+    out.offsets.push_back(0);
+    for (const int32_t s : samples) {
+      out.offsets.push_back(out.offsets.back() + plan_.logical.offsets[s + 1] -
+                            plan_.logical.offsets[s]);
+    }
+    return out;
+  }
+
+  void start_backward() {
+    model_.params().ensure_grads();
+    tokens_ = std::make_unique<TokensOfBlock>(plan_);
+    grad_value_ = at::zeros({static_cast<int64_t>(tokens_->token.size())}, at::kDouble);
+    for (size_t b = 0; b < states_.size(); ++b) {
+      states_[b].pending = tokens_->offsets[b + 1] - tokens_->offsets[b];
+    }
+  }
+
+  // Puts the gradients of `samples` where their blocks find them.
+  void take(const std::vector<int32_t>& samples, const TokenGradients& gradients) {
+    if (gradients.entropy.defined() && !grad_entropy_.defined()) {
+      grad_entropy_ = at::zeros_like(grad_value_);
+    }
+    int64_t begin = 0;
+    for (const int32_t s : samples) {
+      const int64_t first = plan_.logical.offsets[s];
+      const int64_t length = plan_.logical.offsets[s + 1] - first;
+      grad_value_.narrow(0, first, length).copy_(gradients.value.narrow(0, begin, length));
+      if (gradients.entropy.defined()) {
+        grad_entropy_.narrow(0, first, length).copy_(gradients.entropy.narrow(0, begin, length));
+      }
+      for (int64_t u = first; u < first + length; ++u) --states_[plan_.logical.block[u]].pending;
+      begin += length;
+    }
+  }
+
+  void recompute(int32_t b) {
+    stats.num_recomputed += plan_.blocks[b].num_own();
+    run_forward(b, /*keep=*/true);
+    stats.recompute_seconds += clock_.lap();
+  }
+
+  void backward(int32_t b) {
+    BlockState& state = states_[b];
+    BANYAN_ASSERT(state.live && state.pending == 0,
+                  "backward of block ",
+                  b,
+                  " before its forward or its losses: ",
+                  state.pending,
+                  " tokens wait");
+    clock_.lap();
+    const trie::Edges& edges = plan_.blocks[b].edges;
+    const std::vector<int32_t>& edge = plan_.logical.edge;
+    const std::vector<int32_t>& row = plan_.logical.row;
+    const auto num_rows = static_cast<int64_t>(edges.source.size());
+    HeadGradients gradients;
+    if (has_value_head()) {
+      gradients.row = sum(b, grad_value_, row, num_rows);
+    } else {
+      gradients.edge = sum(b, grad_value_, edge, static_cast<int64_t>(edges.token.size()));
+    }
+    if (grad_entropy_.defined()) gradients.entropy = sum(b, grad_entropy_, row, num_rows);
+    state.live = false;
+    backward_block(model_, plan_.blocks[b], std::move(state.body), state.head, gradients, spec_);
+    measure();
+    state.store = {};
+    state.head = {};
+    stats.backward_seconds += clock_.lap();
+  }
+
+  WalkStats stats;
+
+ private:
+  // Forward of one block; the head too, unless an earlier pass left its numbers.
+  void run_forward(int32_t b, bool keep) {
+    clock_.lap();
+    BlockState& state = states_[b];
+    const trie::Block& block = plan_.blocks[b];
+    auto attention =
+        std::make_unique<ops::TrieAttention>(block.trie, model_.options(), carry_of(b));
+    BlockBody body = forward_body(model_, block, std::move(attention), keep);
+    if (!state.has_head) {
+      state.head = forward_head(model_, block, body.row_hidden, spec_);
+      state.numbers = {
+          to_double(state.head.value.defined() ? state.head.value : state.head.edges.logprob),
+          to_double(state.head.edges.entropy),
+          to_double(state.head.sum_squares)};
+      state.has_head = true;
+    }
+    if (keep) {
+      state.body = std::move(body);
+      state.live = true;
+    }
+    measure();
+  }
+
+  bool has_value_head() const { return model_.head_kind() == models::HeadKind::kValue; }
+  bool has_entropy() const { return spec_.with_entropy && !has_value_head(); }
+  at::ScalarType number_type() const {
+    return model_.options().dtype == at::kDouble ? at::kDouble : at::kFloat;
+  }
+
+  ops::BlockCarry carry_of(int32_t b) {
+    const trie::Block& block = plan_.blocks[b];
+    ops::BlockCarry carry;
+    carry.num_carried = block.num_carried;
+    for (const trie::Carried& carried : block.carried) {
+      carry.sources.push_back({&states_[carried.block].store, carried.count});
+    }
+    carry.offered = block.offered;
+    if (!block.offered.empty()) carry.out = &states_[b].store;
+    return carry;
+  }
+
+  // out[target[u]] += gradient[u] over the block's logical tokens u, ascending.
+  at::Tensor sum(int32_t b,
+                 const at::Tensor& gradient,
+                 const std::vector<int32_t>& target,
+                 int64_t size) const {
+    at::Tensor out = at::zeros({size}, at::kDouble);
+    const double* from = gradient.const_data_ptr<double>();
+    double* to = out.data_ptr<double>();
+    for (int64_t i = tokens_->offsets[b]; i < tokens_->offsets[b + 1]; ++i) {
+      const int64_t u = tokens_->token[i];
+      to[target[u]] += from[u];
+    }
+    return out;
+  }
+
+  void measure() {
+    int64_t tokens = 0;
+    int64_t activations = 0;
+    int64_t carry = 0;
+    for (size_t b = 0; b < states_.size(); ++b) {
+      if (states_[b].live) {
+        tokens += plan_.blocks[b].num_own();
+        activations += states_[b].body.bytes();
+      }
+      carry += states_[b].store.bytes();
+    }
+    stats.peak_live_tokens = std::max(stats.peak_live_tokens, tokens);
+    stats.peak_activation_bytes = std::max(stats.peak_activation_bytes, activations);
+    stats.peak_carry_bytes = std::max(stats.peak_carry_bytes, carry);
+  }
+
+  models::CausalLM& model_;
+  const trie::Plan& plan_;
+  const HeadSpec& spec_;
+  Clock clock_;
+  std::vector<BlockState> states_;
+  std::unique_ptr<TokensOfBlock> tokens_;
+  at::Tensor grad_value_;    // [all logical tokens] fp64
+  at::Tensor grad_entropy_;  // likewise, or undefined
+};
+
+std::vector<int32_t> all_samples(const trie::Plan& plan) {
+  std::vector<int32_t> samples(plan.logical.offsets.size() - 1);
+  std::iota(samples.begin(), samples.end(), 0);
+  return samples;
+}
+
+}  // namespace
+
+WalkStats walk(models::CausalLM& model,
+               const trie::Plan& plan,
+               const HeadSpec& head,
+               LossScope scope,
+               const LossFunction& loss) {
+  Walk pass(model, plan, head);
+  pass.start_backward();
+  std::vector<uint8_t> recomputed(plan.blocks.size(), 0);
+  int64_t num_losses = 0;
+  for (const trie::Entry& entry : plan.entries) {
+    if (entry.action == trie::Action::kRecompute) recomputed[entry.block] = 1;
+    if (entry.action == trie::Action::kLoss) ++num_losses;
+  }
+  const bool whole = scope == LossScope::kMiniBatch;
+  bool done = false;  // the one loss of the whole mini-batch
+  const auto whole_loss = [&] {
+    const std::vector<int32_t> samples = all_samples(plan);
+    pass.take(samples, loss(samples, pass.outputs(samples)));
+    done = true;
+  };
+  if (whole && num_losses > 1) {
+    pass.forward_all();
+    pass.stats.num_scored_before = plan.num_computed;
+    whole_loss();
+  }
+  for (const trie::Entry& entry : plan.entries) {
+    const int32_t b = entry.block;
+    switch (entry.action) {
+      case trie::Action::kForward:
+        pass.forward(b, /*keep=*/!recomputed[b]);
+        break;
+      case trie::Action::kLoss:
+        if (!whole) {
+          const std::vector<int32_t>& samples = plan.blocks[b].samples;
+          if (samples.empty()) break;
+          pass.take(samples, loss(samples, pass.outputs(samples)));
+        } else if (!done) {
+          whole_loss();
+        }
+        break;
+      case trie::Action::kRecompute:
+        pass.recompute(b);
+        break;
+      case trie::Action::kBackward:
+        pass.backward(b);
+        break;
+    }
+  }
+  return pass.stats;
+}
+
+SampleScores score_samples(models::CausalLM& model, const trie::Plan& plan, const HeadSpec& head) {
+  Walk pass(model, plan, head);
+  pass.forward_all();
+  SampleScores out;
+  const bool vocabulary = model.head_kind() == models::HeadKind::kVocabulary;
+  for (const int32_t s : all_samples(plan)) {
+    out.value.push_back(pass.gather({s}, &HeadNumbers::value));
+    if (vocabulary && head.with_entropy) {
+      out.entropy.push_back(pass.gather({s}, &HeadNumbers::entropy));
+    }
+    if (vocabulary && head.with_sum_squares) {
+      out.sum_squares.push_back(pass.gather({s}, &HeadNumbers::sum_squares));
+    }
+  }
+  return out;
+}
+
+}  // namespace banyan::train

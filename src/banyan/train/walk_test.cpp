@@ -1,0 +1,364 @@
+// A plan's cuts, policies and scopes do not change losses, gradients or forward bits.
+#include "banyan/train/walk.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "banyan/core/rng.h"
+#include "banyan/models/test_models.h"
+#include "banyan/testing/random_trie.h"
+
+namespace banyan::train {
+namespace {
+
+using models::tiny_configs;
+using trie::CarryPolicy;
+
+constexpr int32_t kVocab = 37;  // of the tiny configurations
+const ComputeOptions kFp64 = {.dtype = at::kDouble};
+const ComputeOptions kFp32 = {.dtype = at::kFloat};
+const ComputeOptions kBf16 = {.dtype = at::kBFloat16};
+const HeadSpec kHead = {.temperature = 0.7, .with_entropy = true};
+
+std::unique_ptr<models::CausalLM> model_of(size_t which,
+                                           const ComputeOptions& options,
+                                           models::HeadKind head = models::HeadKind::kVocabulary) {
+  const auto configs = tiny_configs();
+  return models::random_model(configs[which % configs.size()].second,
+                              /*seed=*/7,
+                              {.compute = options, .with_backward = true, .head = head});
+}
+
+// One thread while it lives: many small operators run faster so.
+class OneThread {
+ public:
+  OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
+  ~OneThread() { at::set_num_threads(before_); }
+
+ private:
+  int before_;
+};
+
+// What a walk gave.
+struct Outcome {
+  double loss = 0.0;
+  std::map<std::string, at::Tensor> gradients;
+  std::map<int32_t, at::Tensor> value, entropy;  // per sample
+  int64_t num_calls = 0;
+  WalkStats stats;
+};
+
+// A number that belongs to (sample, what).
+double draw(int32_t sample, uint64_t what) {
+  return static_cast<double>(philox(3, static_cast<uint64_t>(sample), what)[0]) / 4294967296.0 -
+         0.5;
+}
+
+// Sample scope: L = sum_s a_s exp(mean_u value_u) + sum_u c_s entropy_u. Mini-batch scope: the
+// square of sum_s a_s mean_u value_u.
+TokenGradients loss_of(const std::vector<int32_t>& samples,
+                       const TokenOutputs& outputs,
+                       LossScope scope,
+                       double& loss) {
+  TokenGradients gradients{at::zeros_like(outputs.value), {}};
+  if (outputs.entropy.defined()) gradients.entropy = at::zeros_like(outputs.entropy);
+  double total = 0.0;
+  std::vector<double> slope(samples.size());
+  for (size_t k = 0; k < samples.size(); ++k) {
+    const int64_t begin = outputs.offsets[k];
+    const int64_t length = outputs.offsets[k + 1] - begin;
+    if (length == 0) continue;
+    const double mean =
+        outputs.value.narrow(0, begin, length).to(at::kDouble).mean().item<double>();
+    const double a = draw(samples[k], 1);
+    const bool alone = scope == LossScope::kSample;
+    loss += alone ? a * std::exp(mean) : 0.0;
+    total += a * mean;
+    slope[k] = (alone ? a * std::exp(mean) : a) / static_cast<double>(length);
+    if (outputs.entropy.defined()) {
+      const double c = draw(samples[k], 2);
+      loss += c * outputs.entropy.narrow(0, begin, length).to(at::kDouble).sum().item<double>();
+      gradients.entropy.narrow(0, begin, length).fill_(c);
+    }
+  }
+  if (scope == LossScope::kMiniBatch) loss += total * total;
+  for (size_t k = 0; k < samples.size(); ++k) {
+    const int64_t begin = outputs.offsets[k];
+    gradients.value.narrow(0, begin, outputs.offsets[k + 1] - begin)
+        .fill_(scope == LossScope::kSample ? slope[k] : 2.0 * total * slope[k]);
+  }
+  return gradients;
+}
+
+Outcome run(models::CausalLM& model, const trie::Plan& plan, LossScope scope = LossScope::kSample) {
+  Outcome outcome;
+  model.params().ensure_grads();
+  model.params().zero_grads();
+  outcome.stats =
+      walk(model,
+           plan,
+           kHead,
+           scope,
+           [&](const std::vector<int32_t>& samples, const TokenOutputs& outputs) {
+             ++outcome.num_calls;
+             for (size_t k = 0; k < samples.size(); ++k) {
+               const int64_t begin = outputs.offsets[k];
+               const int64_t length = outputs.offsets[k + 1] - begin;
+               EXPECT_EQ(outcome.value.count(samples[k]), 0u) << "a sample comes once";
+               outcome.value[samples[k]] = outputs.value.narrow(0, begin, length).clone();
+               if (!outputs.entropy.defined()) continue;
+               outcome.entropy[samples[k]] = outputs.entropy.narrow(0, begin, length).clone();
+             }
+             return loss_of(samples, outputs, scope, outcome.loss);
+           });
+  for (const Param& param : model.params().params()) {
+    outcome.gradients[param.name] = param.grad.clone();
+  }
+  return outcome;
+}
+
+trie::Plan dense_plan(const std::vector<Sample>& samples) {
+  trie::PlanOptions options;
+  options.build.share = false;
+  return trie::plan(samples, options);
+}
+
+// Largest relative L2 distance of a parameter's gradient, beyond the rounding of sums that cancel.
+double largest_error(const Outcome& got, const Outcome& wanted) {
+  double largest = 0.0;
+  for (const auto& [name, want] : wanted.gradients) {
+    const double norm = want.to(at::kDouble).norm().item<double>();
+    const double error = got.gradients.at(name).sub(want).to(at::kDouble).norm().item<double>();
+    const double floor = want.scalar_type() == at::kDouble ? 1e-13 : 1e-7;
+    if (error > floor) largest = std::max(largest, (error - floor) / norm);
+  }
+  return largest;
+}
+
+void expect_same_bits(const std::map<std::string, at::Tensor>& a,
+                      const std::map<std::string, at::Tensor>& b) {
+  for (const auto& [name, tensor] : a) EXPECT_TRUE(tensor.equal(b.at(name))) << name;
+}
+
+void expect_same_numbers(const Outcome& a, const Outcome& b) {
+  ASSERT_EQ(a.value.size(), b.value.size());
+  for (const auto& [sample, value] : a.value) {
+    EXPECT_TRUE(value.equal(b.value.at(sample))) << sample;
+    EXPECT_TRUE(a.entropy.at(sample).equal(b.entropy.at(sample))) << sample;
+  }
+}
+
+std::vector<std::vector<int32_t>> some_cuts(const std::string& name, int32_t num_tokens) {
+  std::vector<std::vector<int32_t>> out;
+  if (name == "toy") out = {{3, 6, 8, 12}, {1, 2, 3, 4, 5, 9, 13}, {6}, {2, 11}, {3}};
+  for (uint64_t round = 0; round < 2; ++round) {
+    std::vector<int32_t> cuts;
+    for (int32_t t = 1; t < num_tokens; ++t) {
+      if (philox(round, static_cast<uint64_t>(t), 9)[0] % (round == 0 ? 37 : 11) == 0) {
+        cuts.push_back(t);
+      }
+    }
+    out.push_back(cuts);
+  }
+  return out;
+}
+
+int32_t unique_tokens(const std::vector<Sample>& samples) {
+  return trie::build(samples).num_tokens();
+}
+
+TEST(Walk, GradientsOfCutPlansEqualDenseOnes) {
+  const OneThread one_thread;
+  size_t which = 0;
+  for (const testing::TrieCase& c : testing::trie_cases(5, kVocab)) {
+    ++which;
+    for (const ComputeOptions& options : {kFp64, kFp32}) {
+      if (options.dtype == at::kFloat && which % 4 != 0) continue;
+      const auto model = model_of(which, options);
+      const Outcome dense = run(*model, dense_plan(c.samples));
+      const double bound = options.dtype == at::kDouble ? 1e-10 : 1e-5;
+      for (const auto& cuts : some_cuts(c.name, unique_tokens(c.samples))) {
+        for (const CarryPolicy policy : {CarryPolicy::kRetain, CarryPolicy::kRecompute}) {
+          const trie::Plan plan = trie::plan_with_cuts(c.samples, cuts, policy);
+          ASSERT_EQ(plan.blocks.size(), cuts.size() + 1);
+          const Outcome got = run(*model, plan);
+          EXPECT_LE(largest_error(got, dense), bound) << c.name;
+          EXPECT_NEAR(got.loss, dense.loss, bound * std::max(1.0, std::abs(dense.loss))) << c.name;
+          EXPECT_EQ(got.stats.num_recomputed, plan.num_recomputed);
+        }
+      }
+    }
+  }
+}
+
+TEST(Walk, ForwardBitsDoNotDependOnTheCutAndRecomputingGivesTheBitsOfRetaining) {
+  const OneThread one_thread;
+  size_t which = 0;
+  for (const testing::TrieCase& c : testing::trie_cases(5, kVocab)) {
+    if (++which % 2 == 0 && c.name != "toy") continue;
+    const auto model = model_of(which / 2, kBf16);
+    const Outcome uncut = run(*model, trie::plan(c.samples, {}));
+    for (const auto& cuts : some_cuts(c.name, unique_tokens(c.samples))) {
+      const Outcome retained =
+          run(*model, trie::plan_with_cuts(c.samples, cuts, CarryPolicy::kRetain));
+      const Outcome recomputed =
+          run(*model, trie::plan_with_cuts(c.samples, cuts, CarryPolicy::kRecompute));
+      expect_same_numbers(retained, uncut);
+      expect_same_numbers(recomputed, uncut);
+      expect_same_bits(recomputed.gradients, retained.gradients);
+    }
+  }
+}
+
+TEST(Walk, RepeatedRunsAndThreadCountsGiveEqualBits) {
+  const testing::TrieCase c = testing::trie_cases(5, kVocab)[5];  // long_trunk
+  const int threads = at::get_num_threads();
+  const auto model = model_of(4, kBf16);
+  const trie::Plan plan =
+      trie::plan_with_cuts(c.samples, {60, 140, 170, 200, 260}, CarryPolicy::kRecompute);
+  std::vector<Outcome> outcomes;
+  for (const int count : {1, 2, 2}) {
+    at::set_num_threads(count);
+    outcomes.push_back(run(*model, plan));
+  }
+  at::set_num_threads(threads);
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.loss, outcomes[0].loss);
+    expect_same_bits(outcome.gradients, outcomes[0].gradients);
+  }
+}
+
+TEST(Walk, AMiniBatchScopeIsOneCallWhateverTheCut) {
+  const OneThread one_thread;
+  for (const testing::TrieCase& c : testing::trie_cases(5, kVocab)) {
+    if (c.name != "toy" && c.name != "masks_differ" && c.name != "empty_response") continue;
+    const auto model = model_of(3, kFp64);
+    const Outcome dense = run(*model, dense_plan(c.samples), LossScope::kMiniBatch);
+    EXPECT_EQ(dense.stats.num_scored_before, 0);
+    const std::vector<std::vector<int32_t>> all_cuts = some_cuts(c.name, unique_tokens(c.samples));
+    for (const auto& cuts : all_cuts) {
+      const trie::Plan plan = trie::plan_with_cuts(c.samples, cuts, CarryPolicy::kRetain);
+      const Outcome got = run(*model, plan, LossScope::kMiniBatch);
+      EXPECT_EQ(got.num_calls, 1);
+      EXPECT_LE(largest_error(got, dense), 1e-10) << c.name;
+      EXPECT_NEAR(got.loss, dense.loss, 1e-10);
+    }
+    const Outcome cut = run(*model,
+                            trie::plan_with_cuts(c.samples, all_cuts.back(), CarryPolicy::kRetain),
+                            LossScope::kMiniBatch);
+    EXPECT_EQ(cut.stats.num_scored_before, unique_tokens(c.samples));
+  }
+}
+
+TEST(Walk, ValuesOfAValueHeadAndTheirGradientsDoNotDependOnTheCut) {
+  const OneThread one_thread;
+  for (const testing::TrieCase& c : testing::trie_cases(5, kVocab)) {
+    if (c.name != "toy" && c.name != "depth_6") continue;
+    const auto model = model_of(0, kFp64, models::HeadKind::kValue);
+    const Outcome dense = run(*model, dense_plan(c.samples));
+    EXPECT_GT(dense.gradients.at("score.weight").norm().item<double>(), 0.0);
+    for (const auto& cuts : some_cuts(c.name, unique_tokens(c.samples))) {
+      const Outcome got =
+          run(*model, trie::plan_with_cuts(c.samples, cuts, CarryPolicy::kRecompute));
+      EXPECT_LE(largest_error(got, dense), 1e-10) << c.name;
+      for (const auto& [sample, value] : dense.value) {
+        EXPECT_TRUE(value.allclose(got.value.at(sample), 1e-12, 1e-12));
+      }
+    }
+  }
+}
+
+TEST(Walk, ScoresAreTheNumbersOfTheWalk) {
+  const std::vector<Sample> samples = testing::toy_samples();
+  const auto model = model_of(1, kBf16);
+  const Outcome uncut = run(*model, trie::plan(samples, {}));
+  HeadSpec head = kHead;
+  head.with_sum_squares = true;
+  trie::PlanOptions scoring;
+  scoring.for_backward = false;
+  for (const std::vector<int32_t>& cuts : {std::vector<int32_t>{}, {3, 6, 8, 12}, {1, 2, 9}}) {
+    const SampleScores scores = score_samples(
+        *model, trie::plan_with_cuts(samples, cuts, CarryPolicy::kRetain, scoring), head);
+    const std::vector<at::Tensor> logits = sample_logits(*model, samples, /*share=*/false);
+    for (size_t s = 0; s < samples.size(); ++s) {
+      EXPECT_TRUE(scores.value[s].equal(uncut.value.at(static_cast<int32_t>(s))));
+      EXPECT_TRUE(scores.entropy[s].equal(uncut.entropy.at(static_cast<int32_t>(s))));
+      const at::Tensor rows = logits[s].narrow(0, 0, logits[s].size(0) - 1).to(at::kDouble);
+      const at::Tensor wanted = rows.div(kHead.temperature).softmax(1).square().sum({1});
+      EXPECT_TRUE(scores.sum_squares[s].to(at::kDouble).allclose(wanted, 1e-5, 1e-7));
+    }
+  }
+}
+
+// A16 item 4: another branch's tokens touch neither the numbers of a branch nor, by its gradient,
+// anything off its own path.
+TEST(Walk, BranchesDoNotTouchEachOther) {
+  std::vector<Sample> samples = testing::toy_samples();
+  const auto model = model_of(1, kBf16);  // untied: embedding rows are tokens' own
+  const auto plan_of = [](const std::vector<Sample>& batch) {
+    return trie::plan_with_cuts(batch, {2, 5, 7, 9}, CarryPolicy::kRetain);
+  };
+  const Outcome before = run(*model, plan_of(samples));
+  // Samples 1 and 4 are [1 2 3 4 9 10]; the new tokens keep the shape and the order of the trie.
+  for (const int32_t s : {1, 4}) {
+    samples[s].tokens[4] = 20;
+    samples[s].tokens[5] = 21;
+  }
+  const Outcome after = run(*model, plan_of(samples));
+  for (const int32_t s : {0, 2, 3, 5, 6})
+    EXPECT_TRUE(before.value.at(s).equal(after.value.at(s))) << s;
+  EXPECT_FALSE(before.value.at(1).equal(after.value.at(1)));
+
+  model->params().zero_grads();
+  walk(*model,
+       plan_of(samples),
+       kHead,
+       LossScope::kSample,
+       [&](const std::vector<int32_t>& which, const TokenOutputs& outputs) {
+         TokenGradients gradients{at::zeros_like(outputs.value), {}};
+         for (size_t k = 0; k < which.size(); ++k) {
+           if (which[k] != 1 && which[k] != 4) continue;
+           const int64_t begin = outputs.offsets[k];
+           gradients.value.narrow(0, begin, outputs.offsets[k + 1] - begin).fill_(1.0);
+         }
+         return gradients;
+       });
+  const at::Tensor rows = model->params().at("model.embed_tokens.weight").grad.abs().sum({1});
+  for (const int32_t token : {1, 2, 3, 4, 20}) EXPECT_GT(rows[token].item<double>(), 0.0) << token;
+  for (const int32_t token : {5, 6, 7, 8, 11, 12, 13, 14, 15}) {
+    EXPECT_EQ(rows[token].item<double>(), 0.0) << token;
+  }
+}
+
+TEST(Walk, ANanOfOneSampleReachesOnlyNodesOnItsPath) {
+  const std::vector<Sample> samples = testing::toy_samples();
+  const auto model = model_of(1, kBf16);
+  model->params().ensure_grads();
+  model->params().zero_grads();
+  walk(*model,
+       trie::plan_with_cuts(samples, {2, 5, 7, 9, 11}, CarryPolicy::kRecompute),
+       kHead,
+       LossScope::kSample,
+       [&](const std::vector<int32_t>& which, const TokenOutputs& outputs) {
+         TokenGradients gradients{at::full_like(outputs.value, 1.0), {}};
+         for (size_t k = 0; k < which.size(); ++k) {
+           if (which[k] == 6) {
+             gradients.value.narrow(0, outputs.offsets[k], 4).fill_(std::nan(""));
+           }
+         }
+         return gradients;
+       });
+  const at::Tensor rows = model->params().at("model.embed_tokens.weight").grad.isnan().any(1);
+  for (const int32_t token : {12, 13, 15}) EXPECT_TRUE(rows[token].item<bool>()) << token;
+  for (const int32_t token : {3, 4, 5, 6, 7, 9}) EXPECT_FALSE(rows[token].item<bool>()) << token;
+}
+
+}  // namespace
+}  // namespace banyan::train
