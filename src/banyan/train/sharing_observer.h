@@ -21,6 +21,7 @@
 
 #include "banyan/core/attention_context.h"
 #include "banyan/core/config.h"
+#include "banyan/train/pass_observer.h"
 #include "banyan/train/sharing_log.h"
 #include "banyan/trie/plan.h"
 
@@ -34,13 +35,13 @@ struct ObservedPass {
   std::string backend;                  // "native" | "aten"
 };
 
-class SharingObserver {
+class SharingObserver final : public PassObserver {
  public:
   using Say = std::function<void(const std::string&)>;
 
   // Throws [sharing] for another detector, [config] for another level.
   SharingObserver(const SharingConfig& config, const RankInfo& rank, Say say);
-  ~SharingObserver();
+  ~SharingObserver() override;
 
   bool is_on() const { return level_ != ObserveLevel::kOff; }
 
@@ -50,9 +51,9 @@ class SharingObserver {
   // `inner` itself where the pass is not observed; otherwise it must not outlive the observer.
   std::unique_ptr<AttentionContext> watch(int32_t block,
                                           bool recompute,
-                                          std::unique_ptr<AttentionContext> inner);
+                                          std::unique_ptr<AttentionContext> inner) override;
   // `offsets` [samples + 1]: scored tokens of each sample whose log-probability was delivered.
-  void outputs(const std::vector<int32_t>& samples, const std::vector<int64_t>& offsets);
+  void outputs(const std::vector<int32_t>& samples, const std::vector<int64_t>& offsets) override;
   void finish();
 
  private:

@@ -2,12 +2,16 @@
 // model, faithfully and not.
 #include "banyan/train/sharing_observer.h"
 
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "banyan/testing/random_trie.h"
+#include "banyan/testing/tiny_run.h"
+#include "banyan/train/walk.h"
 
 namespace banyan::train {
 namespace {
@@ -302,6 +306,58 @@ TEST(SharingObserver, TheOlderRuleExpectsLessThanTheTrieReuses) {
   EXPECT_EQ(passage.field(kAudit, "expected_reused_prefix_tokens_per_layer"), "2");
   EXPECT_EQ(passage.field(kAudit, "reused_valid_tokens"), "4");
   EXPECT_EQ(passage.field(kLayer0, "matches_expected"), "False");
+}
+
+// A real model under a real walk: the same bits with and without the observer, and figures that
+// come from its layers.
+TEST(SharingObserver, AWalkOfAModelIsSeenAndNotChanged) {
+  for (const bool whole : {false, true}) {
+    Passage passage(config_of("profile"), testing::toy_samples());
+    const trie::Plan plan =
+        trie::plan_with_cuts(passage.samples, {3, 6, 8, 12}, trie::CarryPolicy::kRecompute);
+    std::vector<at::Tensor> gradients[2];
+    for (const bool observed : {false, true}) {
+      const auto model = models::random_model(
+          testing::tiny_config_json(), /*seed=*/3, {{.dtype = at::kBFloat16}, true});
+      if (observed) passage.prepare(plan);
+      walk(
+          *model,
+          plan,
+          {.temperature = 1.0, .with_entropy = true},
+          whole ? LossScope::kMiniBatch : LossScope::kSample,
+          [](const std::vector<int32_t>&, const TokenOutputs& outputs) {
+            return TokenGradients{at::full_like(outputs.value, 0.5), at::Tensor()};
+          },
+          observed ? &passage.observer : nullptr);
+      for (const Param& param : model->params().params()) gradients[observed].push_back(param.grad);
+    }
+    passage.observer.finish();
+    for (size_t i = 0; i < gradients[0].size(); ++i) {
+      EXPECT_TRUE(at::equal(gradients[0][i], gradients[1][i])) << i;
+    }
+    EXPECT_EQ(passage.field(kAudit, "kept_valid_tokens"), "17");
+    EXPECT_EQ(passage.field(kAudit, "blocks"), "5");
+    EXPECT_EQ(passage.field(kAudit, "actual_restore_count"), "5");
+    EXPECT_EQ(passage.count("[PS][audit][global_rank=0 tp_rank=0/1 layer="), 2);
+    EXPECT_EQ(passage.field(kLayer0, "matches_expected"), "True");
+    EXPECT_NE(passage.field(kLayer0, "recomputed_q_tokens"), "");
+    EXPECT_EQ(passage.count("[PS][profile][global_rank=0 tp_rank=0/1 layer=1] attention: "), 1);
+    EXPECT_EQ(passage.count("[PS][attention]["), 2 * 2 * 5);  // two lines, two layers, five blocks
+  }
+}
+
+TEST(SharingObserver, AScoringPassIsSeen) {
+  Passage passage(config_of("summary"), testing::toy_samples());
+  trie::PlanOptions options;
+  options.for_backward = false;
+  const trie::Plan plan = trie::plan(passage.samples, options);
+  const auto model =
+      models::random_model(testing::tiny_config_json(), /*seed=*/3, {{.dtype = at::kFloat}, false});
+  passage.prepare(plan);
+  score_samples(*model, plan, {}, &passage.observer);
+  passage.observer.finish();
+  EXPECT_EQ(passage.field(kAudit, "kept_valid_tokens"), "17");
+  EXPECT_EQ(passage.field(kAudit, "actual_restore_count"), "5");
 }
 
 }  // namespace

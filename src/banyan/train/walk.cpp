@@ -55,11 +55,14 @@ struct TokensOfBlock {
 
 class Walk {
  public:
-  Walk(models::CausalLM& model, const trie::Plan& plan, const HeadSpec& spec)
-      : model_(model), plan_(plan), spec_(spec), states_(plan.blocks.size()) {}
+  Walk(models::CausalLM& model,
+       const trie::Plan& plan,
+       const HeadSpec& spec,
+       PassObserver* observer)
+      : model_(model), plan_(plan), spec_(spec), observer_(observer), states_(plan.blocks.size()) {}
 
   void forward(int32_t b, bool keep) {
-    run_forward(b, keep);
+    run_forward(b, keep, /*recompute=*/false);
     stats.forward_seconds += clock_.lap();
   }
 
@@ -108,6 +111,7 @@ class Walk {
       out.offsets.push_back(out.offsets.back() + plan_.logical.offsets[s + 1] -
                             plan_.logical.offsets[s]);
     }
+    if (observer_ != nullptr) observer_->outputs(samples, out.offsets);
     return out;
   }
 
@@ -140,7 +144,7 @@ class Walk {
 
   void recompute(int32_t b) {
     stats.num_recomputed += plan_.blocks[b].num_own();
-    run_forward(b, /*keep=*/true);
+    run_forward(b, /*keep=*/true, /*recompute=*/true);
     stats.recompute_seconds += clock_.lap();
   }
 
@@ -176,12 +180,13 @@ class Walk {
 
  private:
   // Forward of one block; the head too, unless an earlier pass left its numbers.
-  void run_forward(int32_t b, bool keep) {
+  void run_forward(int32_t b, bool keep, bool recompute) {
     clock_.lap();
     BlockState& state = states_[b];
     const trie::Block& block = plan_.blocks[b];
-    auto attention =
+    std::unique_ptr<AttentionContext> attention =
         std::make_unique<ops::TrieAttention>(block.trie, model_.options(), carry_of(b));
+    if (observer_ != nullptr) attention = observer_->watch(b, recompute, std::move(attention));
     BlockBody body = forward_body(model_, block, std::move(attention), keep);
     if (!state.has_head) {
       state.head = forward_head(model_, block, body.row_hidden, spec_);
@@ -250,6 +255,7 @@ class Walk {
   models::CausalLM& model_;
   const trie::Plan& plan_;
   const HeadSpec& spec_;
+  PassObserver* observer_;
   Clock clock_;
   std::vector<BlockState> states_;
   std::unique_ptr<TokensOfBlock> tokens_;
@@ -269,8 +275,9 @@ WalkStats walk(models::CausalLM& model,
                const trie::Plan& plan,
                const HeadSpec& head,
                LossScope scope,
-               const LossFunction& loss) {
-  Walk pass(model, plan, head);
+               const LossFunction& loss,
+               PassObserver* observer) {
+  Walk pass(model, plan, head, observer);
   pass.start_backward();
   std::vector<uint8_t> recomputed(plan.blocks.size(), 0);
   int64_t num_losses = 0;
@@ -316,9 +323,13 @@ WalkStats walk(models::CausalLM& model,
   return pass.stats;
 }
 
-SampleScores score_samples(models::CausalLM& model, const trie::Plan& plan, const HeadSpec& head) {
-  Walk pass(model, plan, head);
+SampleScores score_samples(models::CausalLM& model,
+                           const trie::Plan& plan,
+                           const HeadSpec& head,
+                           PassObserver* observer) {
+  Walk pass(model, plan, head, observer);
   pass.forward_all();
+  if (observer != nullptr) pass.outputs(all_samples(plan));
   SampleScores out;
   const bool vocabulary = model.head_kind() == models::HeadKind::kVocabulary;
   for (const int32_t s : all_samples(plan)) {

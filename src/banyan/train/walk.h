@@ -17,6 +17,7 @@
 
 #include "banyan/models/causal_lm.h"
 #include "banyan/train/block_pass.h"
+#include "banyan/train/pass_observer.h"
 #include "banyan/trie/plan.h"
 
 namespace banyan::train {
@@ -61,12 +62,14 @@ struct WalkStats {
 };
 
 // Adds the gradients of `loss` to the model's parameters (allocated if missing, not zeroed).
+// `observer`, if given, sees the pass; it changes no number.
 // Throws [banyan bug] on a plan that runs a backward before the losses it needs.
 WalkStats walk(models::CausalLM& model,
                const trie::Plan& plan,
                const HeadSpec& head,
                LossScope scope,
-               const LossFunction& loss);
+               const LossFunction& loss,
+               PassObserver* observer = nullptr);
 
 // Numbers of every scored token, per sample in the order of the batch, without gradients: old and
 // reference passes, values, `banyan score`. CPU, fp32 (fp64 for a fp64 model).
@@ -75,6 +78,9 @@ struct SampleScores {
   std::vector<at::Tensor> entropy;      // likewise; empty unless asked for
   std::vector<at::Tensor> sum_squares;  // likewise
 };
-SampleScores score_samples(models::CausalLM& model, const trie::Plan& plan, const HeadSpec& head);
+SampleScores score_samples(models::CausalLM& model,
+                           const trie::Plan& plan,
+                           const HeadSpec& head,
+                           PassObserver* observer = nullptr);
 
 }  // namespace banyan::train
