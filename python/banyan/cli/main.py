@@ -16,6 +16,12 @@ from banyan.errors import RunError, UserError
 
 VERBS = {
     "train": ("banyan.trainer.main_ppo", "train a model by reinforcement learning"),
+    "sft": ("banyan.trainer.sft_trainer", "train a model on chats, answers or token ids"),
+    "dpo": ("banyan.trainer.dpo_trainer", "train a model on preferences: DPO or IPO"),
+    "reward-model": (
+        "banyan.trainer.reward_model_trainer",
+        "train a reward model on preferences (Bradley-Terry)",
+    ),
     "generate": ("banyan.cli.generate", "generate responses to prompts"),
     "eval": ("banyan.cli.evaluate", "accuracy of a model on a data file, sampled and greedy"),
     "score": ("banyan.cli.score", "log-probability and entropy of every token of given texts"),
@@ -25,7 +31,6 @@ VERBS = {
     ),
     "data": ("banyan.cli.data", "make or convert data files"),
     "config": ("banyan.cli.config", "show the resolved configuration, or explain a key"),
-    "trie": ("banyan.cli.trie", "explain what sharing makes of a batch of token ids"),
     "bench": ("banyan.bench.cli", "time a step or a rollout"),
     "doctor": ("banyan.cli.doctor", "versions, processor, memory, devices, and what is missing"),
 }

@@ -55,7 +55,7 @@ struct RewardModelOptions {
 struct RewardModelResult {
   double loss = 0.0;                      // sum over the pairs, divided by `num_pairs`
   at::Tensor grad_chosen, grad_rejected;  // [P]
-  MetricMap metrics;                      // accuracy, margin, rewards/chosen, rewards/rejected
+  MetricMap metrics;                      // rewards/{chosen, rejected, accuracies, margins}
 };
 
 // chosen, rejected [P]: the reward model's numbers; margin [P] may be undefined (0).

@@ -78,9 +78,10 @@ struct LoadOptions {
   // kValue reads score.weight and score.bias (HF's ...ForTokenClassification or
   // ...ForSequenceClassification with one label) in place of the vocabulary head. A directory
   // without them, such as a causal model, gets normal(0, initializer_range) from `head_seed` and a
-  // zero bias, and a line in `notes`.
+  // zero bias (none without `head_bias`), and a line in `notes`.
   HeadKind head = HeadKind::kVocabulary;
   uint64_t head_seed = 0;
+  bool head_bias = true;
   std::vector<std::string>* notes = nullptr;
 };
 

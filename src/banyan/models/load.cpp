@@ -42,13 +42,14 @@ bool is_ignored(const std::string& name, const nn::DecoderOptions& shape) {
   return name.ends_with(".rotary_emb.inv_freq") || (ignores_head && name == kHead);
 }
 
-// The structure under `options`: a value head has a bias if the files hold one, or no head at all.
+// The structure under `options`: a value head has a bias if the files hold one; a new head has it
+// on demand.
 nn::DecoderOptions with_head(nn::DecoderOptions shape,
                              const LoadOptions& options,
                              bool has_weight,
                              bool has_bias) {
   shape.head = options.head;
-  shape.value_bias = has_bias || !has_weight;
+  shape.value_bias = has_weight ? has_bias : options.head_bias;
   return shape;
 }
 

@@ -32,6 +32,19 @@ void check_options(const ScheduleOptions& options) {
 
 }  // namespace
 
+ScheduleOptions schedule_from(const OptimConfig& optim, int64_t total_steps) {
+  ScheduleOptions schedule;
+  schedule.type = optim.lr_scheduler_type;
+  schedule.lr = optim.lr;
+  schedule.warmup_steps = optim.lr_warmup_steps;
+  schedule.warmup_ratio = optim.lr_warmup_steps_ratio;
+  schedule.min_lr_ratio = optim.min_lr_ratio;
+  schedule.num_cycles = optim.num_cycles;
+  schedule.zero_indexed_step = optim.zero_indexed_step;
+  schedule.total_steps = total_steps;
+  return schedule;
+}
+
 double learning_rate(const ScheduleOptions& options, int64_t t) {
   check_options(options);
   const auto total = static_cast<double>(options.total_steps);

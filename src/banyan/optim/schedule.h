@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "banyan/core/config.h"
+
 namespace banyan::optim {
 
 struct ScheduleOptions {
@@ -16,6 +18,9 @@ struct ScheduleOptions {
   bool zero_indexed_step = true;  // false: t + 1
   int64_t total_steps = 1;
 };
+
+// The schedule of a run of `total_steps` steps under the keys of `optim`.
+ScheduleOptions schedule_from(const OptimConfig& optim, int64_t total_steps);
 
 // Learning rate of training step t (0-based). Throws [optim.lr_scheduler_type] on an unknown type.
 double learning_rate(const ScheduleOptions& options, int64_t t);

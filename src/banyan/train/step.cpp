@@ -100,7 +100,6 @@ StepResult run_step(StepContext& context, int64_t step) {
   //    which is the whole hand-over to the rollout: it reads the same packed form.
   out.lr = optim::learning_rate(context.schedule, step - 1);
   context.actor.params().ensure_grads();
-  release_freed_memory();  // what sampling left is no part of the state
   out.state_bytes = resident_bytes();
   reset_peak_resident();
   for (int64_t epoch = 0; epoch < config.actor.ppo_epochs; ++epoch) {
@@ -116,17 +115,7 @@ StepResult run_step(StepContext& context, int64_t step) {
 }
 
 optim::ScheduleOptions schedule_options(const Config& config, int64_t total_steps) {
-  const OptimConfig& optim = config.actor.optim;
-  optim::ScheduleOptions schedule;
-  schedule.type = optim.lr_scheduler_type;
-  schedule.lr = optim.lr;
-  schedule.warmup_steps = optim.lr_warmup_steps;
-  schedule.warmup_ratio = optim.lr_warmup_steps_ratio;
-  schedule.min_lr_ratio = optim.min_lr_ratio;
-  schedule.num_cycles = optim.num_cycles;
-  schedule.zero_indexed_step = optim.zero_indexed_step;
-  schedule.total_steps = total_steps;
-  return schedule;
+  return optim::schedule_from(config.actor.optim, total_steps);
 }
 
 }  // namespace banyan::train

@@ -182,8 +182,8 @@ RewardModelResult reward_model_loss(const at::Tensor& chosen,
     sum_bad += r;
   }
   const auto count = static_cast<double>(size);
-  result.metrics["accuracy"] = mean_of(right, count);
-  result.metrics["margin"] = mean_of(gap, count);
+  result.metrics["rewards/accuracies"] = mean_of(right, count);
+  result.metrics["rewards/margins"] = mean_of(gap, count);
   result.metrics["rewards/chosen"] = mean_of(sum_good, count);
   result.metrics["rewards/rejected"] = mean_of(sum_bad, count);
   result.grad_chosen = grad_good.to(chosen.options());

@@ -1,0 +1,59 @@
+// What the objectives share: a batch's samples, its plan, and the pass over it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "banyan/train/objective.h"
+#include "banyan/train/walk.h"
+
+namespace banyan::train::detail {
+
+// The loss of some complete samples of a batch.
+struct Evaluated {
+  double loss = 0.0;  // their share of the batch's mean
+  algo::MetricMap metrics;
+  TokenGradients gradients;
+};
+using Evaluate =
+    std::function<Evaluated(const std::vector<int32_t>& samples, const TokenOutputs& outputs)>;
+
+// The samples of all examples one after the other; uid = index.
+std::vector<Sample> flatten(std::vector<Example> batch);
+
+// Scored tokens of the samples, counted logically.
+double num_scored(const std::vector<Sample>& samples);
+
+struct Pass {
+  models::CausalLM& model;
+  trie::PlanOptions options;
+  HeadSpec head;
+};
+
+// Plans the samples and walks the plan with gradients. `pairs`: samples 2p and 2p + 1 enter one
+// loss, so they are evaluated together.
+BatchResult train_pass(const Pass& pass,
+                       const std::vector<Sample>& samples,
+                       bool pairs,
+                       const Evaluate& evaluate);
+
+// The same without gradients; `evaluate` is called once.
+BatchResult score_pass(const Pass& pass,
+                       const std::vector<Sample>& samples,
+                       const Evaluate& evaluate);
+
+// Log-probabilities of the scored tokens of each sample.
+std::vector<at::Tensor> log_probs(const Pass& pass, const std::vector<Sample>& samples);
+
+// The limits of a block: the token budget, and `samples_per_row` times the micro-batch size unless
+// use_dynamic_bsz.
+trie::PlanOptions plan_options(const FinetuneConfig& config, int64_t samples_per_row);
+
+std::unique_ptr<Objective> make_sft(const FinetuneConfig& config, models::CausalLM& model);
+std::unique_ptr<Objective> make_preference(const FinetuneConfig& config,
+                                           models::CausalLM& model,
+                                           FinetuneHost& host);
+std::unique_ptr<Objective> make_reward_model(const FinetuneConfig& config, models::CausalLM& model);
+
+}  // namespace banyan::train::detail

@@ -1,0 +1,222 @@
+#include "banyan/train/finetune.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <set>
+
+#include "banyan/checkpoint/checkpoint.h"
+#include "banyan/checkpoint/folder.h"
+#include "banyan/core/error.h"
+#include "banyan/core/memory.h"
+#include "banyan/optim/adamw.h"
+#include "banyan/optim/schedule.h"
+#include "banyan/train/clock.h"
+#include "banyan/train/objective.h"
+#include "banyan/train/run_support.h"
+
+namespace banyan::train {
+namespace {
+
+int64_t total_steps(const FinetuneConfig& config) {
+  const FinetuneTrainerConfig& trainer = config.trainer;
+  return trainer.total_training_steps.value_or(
+      trainer.total_epochs * (config.num_train_rows / config.data.train_batch_size));
+}
+
+// Results of several batches as one: means stay means over all that they counted.
+void add(const BatchResult& from, BatchResult& to) {
+  const double weight = from.weight + to.weight;
+  to.loss = weight > 0.0 ? (to.loss * to.weight + from.loss * from.weight) / weight : 0.0;
+  to.weight = weight;
+  algo::merge(from.metrics, to.metrics);
+}
+
+class FinetuneRun {
+ public:
+  FinetuneRun(const FinetuneConfig& config, FinetuneHost& host)
+      : config_(config), host_(host), num_steps_(total_steps(config)) {
+    schedule_ = optim::schedule_from(config.optim, num_steps_);
+    // An unknown schedule fails here, before a model loads.
+    if (optim::learning_rate(schedule_, 0) == 0.0) {  // T38
+      host_.say(
+          "the learning rate of the first step is 0: it changes nothing (lr, lr_warmup_steps)");
+    }
+    std::vector<std::string> notes;
+    model_ = models::load_model(config.model.path, finetune_load_options(config, &notes));
+    optimizer_ = std::make_unique<optim::AdamW>(
+        model_->params(),
+        optim::AdamWOptions{.beta1 = config.optim.betas[0],
+                            .beta2 = config.optim.betas[1],
+                            .eps = 1e-8,
+                            .weight_decay = config.optim.weight_decay});
+    resume();
+    if (step_ == 0) {
+      for (const std::string& note : notes) host_.say(note);
+    }
+    objective_ = make_objective(config, *model_, host_);
+  }
+
+  TrainSummary run() {
+    summary_.first_step = step_;
+    if (step_ == 0 && config_.trainer.val_before_train && config_.num_val_rows > 0) {
+      Metrics metrics;
+      validate(metrics);
+      host_.log(step_, metrics);
+    }
+    while (step_ < num_steps_) {
+      if (host_.should_stop()) {
+        summary_.stopped_early = true;
+        break;
+      }
+      step();
+    }
+    summary_.last_step = step_;
+    if (step_ > summary_.first_step && saved_step_ != step_) save();
+    return summary_;
+  }
+
+ private:
+  void resume() {
+    const FinetuneTrainerConfig& trainer = config_.trainer;
+    const std::optional<checkpoint::Found> found = find_checkpoint(
+        trainer.resume_mode, trainer.resume_from_path, trainer.default_local_dir, host_);
+    if (!found) return;
+    const checkpoint::TrainerState state = checkpoint::load(
+        found->path, *model_, *optimizer_, {.verified = trainer.resume_mode == "auto"});
+    step_ = saved_step_ = state.global_step;
+    skipped_in_a_row_ = state.skipped_in_a_row;
+    summary_.checkpoint = found->path;
+    host_.load_state(state.extra);
+    host_.say("resumed from " + found->path + " after step " + std::to_string(step_));
+  }
+
+  void step() {
+    Clock whole, stage;
+    const std::vector<int64_t> rows = host_.next_rows(config_.data.train_batch_size);
+    model_->params().ensure_grads();
+    model_->params().zero_grads();
+    reset_peak_resident();
+    const BatchResult result = objective_->train(rows, host_.examples(rows, /*validation=*/false));
+    const double lr = optim::learning_rate(schedule_, step_);
+    const double norm = optim::grad_norm(model_->params());
+    const bool skipped = !std::isfinite(norm) || !std::isfinite(result.loss);
+    if (!skipped) {
+      const double clip = config_.optim.clip_grad;
+      optimizer_->step(lr, std::min(1.0, clip / (norm + 1e-6)));
+      model_->params().repack();
+    }
+    skipped_in_a_row_ = skipped ? skipped_in_a_row_ + 1 : 0;
+    ++step_;
+    Metrics metrics = step_metrics(result);
+    metrics["train/lr"] = lr;
+    metrics["train/grad_norm"] = norm;
+    metrics["train/skipped_updates"] = skipped ? 1.0 : 0.0;
+    metrics["timing_s/update"] = stage.lap();
+    metrics["timing_s/step"] = whole.lap();
+    metrics["perf/time_per_step"] = metrics["timing_s/step"];
+    metrics["perf/throughput"] =
+        static_cast<double>(result.logical_tokens) / std::max(1e-9, metrics["timing_s/step"]);
+    finish(metrics);
+  }
+
+  // Validates where due, logs, saves where due, and stops a run whose updates have become
+  // non-finite. A step is logged before it is saved: a run that is killed in between logs it again.
+  void finish(Metrics& metrics) {
+    if (save_seconds_ > 0.0 && saved_step_ == step_ - 1) {
+      metrics["timing_s/save_checkpoint"] = save_seconds_;  // of the step before
+    }
+    Clock clock;
+    if (config_.num_val_rows > 0 &&
+        (step_ == num_steps_ || due(config_.trainer.test_freq, step_))) {
+      validate(metrics);
+      metrics["timing_s/testing"] = clock.lap();
+    }
+    host_.log(step_, metrics);
+    if (due(config_.trainer.save_freq, step_)) {
+      clock.lap();
+      save();
+      save_seconds_ = clock.lap();
+    }
+    BANYAN_CHECK(skipped_in_a_row_ < config_.max_nonfinite_steps,
+                 "[update] ",
+                 skipped_in_a_row_,
+                 " updates in a row had a non-finite loss or gradient norm "
+                 "(banyan.max_nonfinite_steps=",
+                 config_.max_nonfinite_steps,
+                 "); the weights are those of the last finite one");
+  }
+
+  Metrics step_metrics(const BatchResult& result) {
+    for (const std::string& warning : result.warnings) {
+      if (said_.insert(warning).second) host_.say(warning);
+    }
+    Metrics metrics;
+    metrics["train/loss"] = result.loss;
+    metrics[config_.preference ? "train/num_pairs" : "train/num_tokens"] = result.weight;
+    for (const auto& [name, metric] : result.metrics) metrics[name] = algo::value_of(metric);
+    metrics["trie/logical_tokens"] = static_cast<double>(result.logical_tokens);
+    metrics["trie/unique_tokens"] = static_cast<double>(result.unique_tokens);
+    metrics["trie/computed_tokens"] = static_cast<double>(result.computed_tokens);
+    metrics["trie/ratio"] = static_cast<double>(result.logical_tokens) /
+                            static_cast<double>(std::max<int64_t>(1, result.unique_tokens));
+    metrics["perf/total_num_tokens"] = static_cast<double>(result.logical_tokens);
+    metrics["perf/update_peak_bytes"] = static_cast<double>(peak_resident_bytes());
+    metrics["training/global_step"] = static_cast<double>(step_);
+    const int64_t per_epoch =
+        std::max<int64_t>(1, config_.num_train_rows / config_.data.train_batch_size);
+    metrics["training/epoch"] = static_cast<double>((step_ - 1) / per_epoch);
+    return metrics;
+  }
+
+  void validate(Metrics& metrics) {
+    BatchResult all;
+    const int64_t size = config_.data.train_batch_size;
+    for (int64_t begin = 0; begin < config_.num_val_rows; begin += size) {
+      std::vector<int64_t> rows(std::min(size, config_.num_val_rows - begin));
+      std::iota(rows.begin(), rows.end(), begin);
+      add(objective_->score(rows, host_.examples(rows, /*validation=*/true)), all);
+    }
+    metrics["val/loss"] = all.loss;
+    for (const auto& [name, metric] : all.metrics) metrics["val/" + name] = algo::value_of(metric);
+  }
+
+  void save() {
+    const FinetuneTrainerConfig& trainer = config_.trainer;
+    checkpoint::TrainerState state;
+    state.global_step = step_;
+    state.skipped_in_a_row = skipped_in_a_row_;
+    state.extra = host_.save_state();
+    checkpoint::save(trainer.default_local_dir,
+                     *model_,
+                     *optimizer_,
+                     state,
+                     config_.model.path,
+                     trainer.max_ckpt_to_keep.value_or(0));
+    saved_step_ = step_;
+    summary_.checkpoint = checkpoint::step_path(trainer.default_local_dir, step_);
+  }
+
+  const FinetuneConfig& config_;
+  FinetuneHost& host_;
+  int64_t num_steps_ = 0;
+  int64_t step_ = 0;
+  int64_t saved_step_ = -1;
+  int64_t skipped_in_a_row_ = 0;
+  double save_seconds_ = 0.0;
+  optim::ScheduleOptions schedule_;
+  std::unique_ptr<models::CausalLM> model_;
+  std::unique_ptr<optim::AdamW> optimizer_;
+  std::unique_ptr<Objective> objective_;
+  std::set<std::string> said_;
+  TrainSummary summary_;
+};
+
+}  // namespace
+
+TrainSummary finetune(const FinetuneConfig& config, FinetuneHost& host) {
+  return FinetuneRun(config, host).run();
+}
+
+}  // namespace banyan::train

@@ -1,0 +1,15 @@
+// The run behind `banyan sft`, `banyan dpo` and `banyan reward-model`: load or resume, then step,
+// validate, save and log until the last step.
+#pragma once
+
+#include "banyan/core/finetune_config.h"
+#include "banyan/train/finetune_host.h"
+#include "banyan/train/trainer.h"
+
+namespace banyan::train {
+
+// Throws [config] for a bad value and FileError for a bad model or checkpoint before anything is
+// computed. A run that was killed and started again gives the bits of one that was not.
+TrainSummary finetune(const FinetuneConfig& config, FinetuneHost& host);
+
+}  // namespace banyan::train

@@ -1,0 +1,152 @@
+#include "banyan/train/objective.h"
+
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "banyan/core/error.h"
+#include "banyan/train/batch.h"
+#include "banyan/train/detail/objectives.h"
+
+namespace banyan::train {
+namespace detail {
+namespace {
+
+// True if every loss entry of the plan completes both samples of a pair or none.
+bool pairs_stay_together(const trie::Plan& plan, size_t num_samples) {
+  std::vector<int32_t> entry_of(num_samples, -1);
+  for (size_t e = 0; e < plan.entries.size(); ++e) {
+    if (plan.entries[e].action != trie::Action::kLoss) continue;
+    for (const int32_t s : plan.blocks[plan.entries[e].block].samples) {
+      entry_of[s] = static_cast<int32_t>(e);
+    }
+  }
+  for (size_t s = 0; s + 1 < num_samples; s += 2) {
+    if (entry_of[s] != entry_of[s + 1]) return false;
+  }
+  return true;
+}
+
+BatchResult empty_result(const trie::Plan& plan) {
+  BatchResult out;
+  out.logical_tokens = plan.num_logical;
+  out.unique_tokens = plan.num_unique;
+  out.computed_tokens = plan.num_computed + plan.num_recomputed;
+  out.warnings = plan.warnings;
+  return out;
+}
+
+}  // namespace
+
+std::vector<Sample> flatten(std::vector<Example> batch) {
+  std::vector<Sample> samples;
+  for (Example& example : batch) {
+    for (Sample& sample : example) {
+      sample.uid = static_cast<int64_t>(samples.size());
+      samples.push_back(std::move(sample));
+    }
+  }
+  return samples;
+}
+
+double num_scored(const std::vector<Sample>& samples) {
+  int64_t count = 0;
+  for (const Sample& sample : samples) {
+    // The first token has nothing that predicts it.
+    count += std::count_if(
+        sample.scored.begin() + 1, sample.scored.end(), [](uint8_t bit) { return bit != 0; });
+  }
+  return static_cast<double>(count);
+}
+
+BatchResult train_pass(const Pass& pass,
+                       const std::vector<Sample>& samples,
+                       bool pairs,
+                       const Evaluate& evaluate) {
+  const trie::Plan plan = trie::plan(samples, pass.options);
+  BatchResult result = empty_result(plan);
+  const LossScope scope = pairs && !pairs_stay_together(plan, samples.size())
+                              ? LossScope::kMiniBatch
+                              : LossScope::kSample;
+  const WalkStats stats = walk(pass.model,
+                               plan,
+                               pass.head,
+                               scope,
+                               [&](const std::vector<int32_t>& which, const TokenOutputs& outputs) {
+                                 Evaluated evaluated = evaluate(which, outputs);
+                                 result.loss += evaluated.loss;
+                                 algo::merge(evaluated.metrics, result.metrics);
+                                 return std::move(evaluated.gradients);
+                               });
+  result.computed_tokens += stats.num_scored_before;
+  return result;
+}
+
+BatchResult score_pass(const Pass& pass,
+                       const std::vector<Sample>& samples,
+                       const Evaluate& evaluate) {
+  trie::PlanOptions options = pass.options;
+  options.for_backward = false;
+  const trie::Plan plan = trie::plan(samples, options);
+  const SampleScores scores = score_samples(pass.model, plan, pass.head);
+  TokenOutputs outputs;
+  outputs.value = at::cat(scores.value);
+  outputs.offsets.assign(1, 0);
+  for (const at::Tensor& value : scores.value) {
+    outputs.offsets.push_back(outputs.offsets.back() + value.numel());
+  }
+  std::vector<int32_t> all(samples.size());
+  std::iota(all.begin(), all.end(), 0);
+  BatchResult result = empty_result(plan);
+  Evaluated evaluated = evaluate(all, outputs);
+  result.loss = evaluated.loss;
+  result.metrics = std::move(evaluated.metrics);
+  return result;
+}
+
+std::vector<at::Tensor> log_probs(const Pass& pass, const std::vector<Sample>& samples) {
+  trie::PlanOptions options = pass.options;
+  options.for_backward = false;
+  return score_samples(pass.model, trie::plan(samples, options), pass.head).value;
+}
+
+trie::PlanOptions plan_options(const FinetuneConfig& config, int64_t samples_per_row) {
+  trie::PlanOptions options = train::plan_options(config.sharing);
+  options.max_tokens_per_block = config.data.max_token_len_per_gpu;
+  if (!config.data.use_dynamic_bsz) {
+    options.max_samples_per_block = samples_per_row * config.data.micro_batch_size_per_gpu;
+  }
+  return options;
+}
+
+}  // namespace detail
+
+std::unique_ptr<Objective> make_objective(const FinetuneConfig& config,
+                                          models::CausalLM& model,
+                                          FinetuneHost& host) {
+  if (!config.preference) return detail::make_sft(config, model);
+  const std::string& objective = config.preference->objective;
+  if (objective == "reward_model") return detail::make_reward_model(config, model);
+  BANYAN_CHECK(objective == "dpo" || objective == "ipo",
+               "[config] preference.objective: wanted dpo, ipo or reward_model, got '",
+               objective,
+               "'");
+  return detail::make_preference(config, model, host);
+}
+
+models::LoadOptions finetune_load_options(const FinetuneConfig& config,
+                                          std::vector<std::string>* notes) {
+  models::LoadOptions options;
+  options.compute = compute_options(config.dtype, config.trainer.device, config.kernels);
+  options.notes = notes;
+  if (config.preference && config.preference->objective == "reward_model") {
+    options.head = models::HeadKind::kValue;
+    options.head_bias = false;  // cancels in every difference of two rewards
+    options.head_seed = config.preference->head_seed;
+  }
+  return options;
+}
+
+}  // namespace banyan::train

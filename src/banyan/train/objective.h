@@ -1,0 +1,49 @@
+// What is learned from a batch of examples: SFT, preferences (DPO, IPO) or a reward model. An
+// objective plans the samples of a batch, walks the plan and says what it measured; the order of
+// batches, the optimizer and everything outside belong to finetune.cpp.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "banyan/algo/metric.h"
+#include "banyan/core/finetune_config.h"
+#include "banyan/models/causal_lm.h"
+#include "banyan/train/finetune_host.h"
+#include "banyan/trie/plan.h"
+
+namespace banyan::train {
+
+struct BatchResult {
+  double loss = 0.0;        // mean over `weight`
+  double weight = 0.0;      // N: scored tokens (SFT), or pairs
+  algo::MetricMap metrics;  // "rewards/margins", ...
+  int64_t logical_tokens = 0;
+  int64_t unique_tokens = 0;
+  int64_t computed_tokens = 0;  // replayed and recomputed ones included
+  std::vector<std::string> warnings;
+};
+
+class Objective {
+ public:
+  virtual ~Objective() = default;
+
+  // Adds the gradients of the batch's loss to the model. `rows` name the examples in their data.
+  virtual BatchResult train(const std::vector<int64_t>& rows, std::vector<Example> batch) = 0;
+  // The same figures without gradients, on validation rows.
+  virtual BatchResult score(const std::vector<int64_t>& rows, std::vector<Example> batch) = 0;
+};
+
+// The model is borrowed. `host` gives the rows that a reference model scores before training.
+// Throws [preference] for a bad option before another model is loaded.
+std::unique_ptr<Objective> make_objective(const FinetuneConfig& config,
+                                          models::CausalLM& model,
+                                          FinetuneHost& host);
+
+// How the model of `config` is loaded: compute type, and the head of the objective.
+models::LoadOptions finetune_load_options(const FinetuneConfig& config,
+                                          std::vector<std::string>* notes);
+
+}  // namespace banyan::train

@@ -1,0 +1,52 @@
+// Supervised fine-tuning (algorithms specification section 11):
+//   loss = -(1 / N) sum over scored logical tokens of log p(token | its path)
+// A token that several samples share counts once for each of them that scores it.
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/sum.h>
+
+#include "banyan/train/detail/objectives.h"
+
+namespace banyan::train::detail {
+namespace {
+
+class Sft final : public Objective {
+ public:
+  Sft(const FinetuneConfig& config, models::CausalLM& model)
+      : pass_{model, plan_options(config, 1), HeadSpec{}} {}
+
+  BatchResult train(const std::vector<int64_t>&, std::vector<Example> batch) override {
+    const std::vector<Sample> samples = flatten(std::move(batch));
+    const double n = num_scored(samples);
+    BatchResult result = train_pass(pass_, samples, /*pairs=*/false, mean_loss(n));
+    result.weight = n;
+    return result;
+  }
+
+  BatchResult score(const std::vector<int64_t>&, std::vector<Example> batch) override {
+    const std::vector<Sample> samples = flatten(std::move(batch));
+    const double n = num_scored(samples);
+    BatchResult result = score_pass(pass_, samples, mean_loss(n));
+    result.weight = n;
+    return result;
+  }
+
+ private:
+  static Evaluate mean_loss(double n) {
+    return [n](const std::vector<int32_t>&, const TokenOutputs& outputs) {
+      Evaluated out;
+      out.loss = -outputs.value.sum(at::kDouble).item<double>() / n;
+      out.gradients.value = at::full_like(outputs.value, -1.0 / n);
+      return out;
+    };
+  }
+
+  Pass pass_;
+};
+
+}  // namespace
+
+std::unique_ptr<Objective> make_sft(const FinetuneConfig& config, models::CausalLM& model) {
+  return std::make_unique<Sft>(config, model);
+}
+
+}  // namespace banyan::train::detail
