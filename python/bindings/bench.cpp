@@ -10,6 +10,7 @@ py::dict side_dict(const bench::Side& side) {
   py::dict out;
   out["seconds"] = side.seconds;
   out["median"] = side.median;
+  out["cpu_median"] = side.cpu_median;
   out["plan_seconds"] = side.plan_seconds;
   out["blocks"] = side.blocks;
   out["computed_tokens"] = side.computed_tokens;
@@ -33,6 +34,7 @@ py::dict run(models::CausalLM& model, const py::dict& given) {
   py::dict out;
   out["ratio"] = result.ratio;
   out["ratio_spread"] = std::vector<double>{result.ratio_low, result.ratio_high};
+  out["cpu_ratio"] = result.cpu_ratio;
   out["ideal"] = result.ideal;
   out["efficiency"] = result.efficiency;
   out["samples"] = result.samples;

@@ -28,6 +28,7 @@ T get_or(const py::dict& options, const char* key, T fallback) {
 void bind_model(py::module_& module);
 void bind_engine(py::module_& module);
 void bind_train(py::module_& module);
+void bind_trie_view(py::module_& module);
 void bind_finetune(py::module_& module);
 void bind_library(py::module_& module);
 void bind_bench(py::module_& module);

@@ -127,6 +127,12 @@ py::dict run_accumulate(models::CausalLM& model,
   out["entropy_loss"] = result.loss.entropy_loss;
   out["logical_tokens"] = result.logical_tokens;
   out["unique_tokens"] = result.unique_tokens;
+  out["computed_tokens"] = result.computed_tokens;
+  out["num_blocks"] = result.num_blocks;
+  out["recomputed_tokens"] = result.walk.num_recomputed;
+  out["peak_live_tokens"] = result.walk.peak_live_tokens;
+  out["peak_activation_bytes"] = result.walk.peak_activation_bytes;
+  out["peak_carry_bytes"] = result.walk.peak_carry_bytes;
   out["log_prob"] = result.log_prob;
   return out;
 }

@@ -18,8 +18,8 @@ _FORMATS = (".parquet", ".json", ".jsonl")
 Row = dict[str, Any]
 
 
-def read_rows(name: str | Path) -> Iterator[tuple[str, Row | str]]:
-    """Yields (place, row) in order; where a row is not an object, a text that says so stands in its place.
+def read_rows(name: str | Path, kinds: tuple[type, ...] = (dict,)) -> Iterator[tuple[str, Any]]:
+    """Yields (place, row) in order; where a row is not of `kinds` (objects), a text that says so stands in its place.
 
     Raises UserError if the file is missing, of another format, or not readable as a whole.
     """
@@ -34,10 +34,10 @@ def read_rows(name: str | Path) -> Iterator[tuple[str, Row | str]]:
         raise UserError(f"{path}: no such file")
     try:
         if path.suffix == ".jsonl":
-            yield from _read_jsonl(path)
+            yield from _read_jsonl(path, kinds)
         else:
             for number, row in enumerate(_read_whole(path), start=1):
-                yield f"{path} row {number}", _object(row)
+                yield f"{path} row {number}", _kept(row, kinds)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
 
@@ -62,14 +62,14 @@ def write_rows(path: Path, rows: list[Row]) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[str, Row | str]]:
+def _read_jsonl(path: Path, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
     with path.open("rb") as stream:
         for number, raw in enumerate(stream, start=1):
             place = f"{path}:{number}"
             try:
                 text = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
                 if text:
-                    yield place, _object(json.loads(text))
+                    yield place, _kept(json.loads(text), kinds)
             except UnicodeDecodeError:
                 yield place, "wanted UTF-8, got other bytes"
             except ValueError as error:
@@ -94,5 +94,5 @@ def _read_whole(path: Path) -> list[Any]:
     return rows
 
 
-def _object(row: Any) -> Row | str:
-    return row if isinstance(row, dict) else f"wanted an object, got {type(row).__name__}"
+def _kept(row: Any, kinds: tuple[type, ...]) -> Any:
+    return row if isinstance(row, kinds) else f"wanted an object, got {type(row).__name__}"

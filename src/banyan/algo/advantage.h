@@ -34,12 +34,12 @@ struct AdvantageInput {
   std::map<std::string, std::vector<double>> components;  // reward component -> [S]
 };
 
-struct AdvantageOptions {                     // key
-  bool norm_adv_by_std_in_grpo = true;        // algorithm.norm_adv_by_std_in_grpo; false: Dr.GRPO
-  double gamma = 1.0;                         // algorithm.gamma
-  double lam = 1.0;                           // algorithm.lam
-  std::vector<std::string> gdpo_reward_keys;  // algorithm.gdpo_reward_keys
-  std::vector<double> gdpo_reward_weights;    // algorithm.gdpo_reward_weights; empty: all 1
+struct AdvantageOptions {               // key
+  bool norm_adv_by_std_in_grpo = true;  // algorithm.norm_adv_by_std_in_grpo; false: Dr.GRPO
+  double gamma = 1.0;                   // algorithm.gamma
+  double lam = 1.0;                     // algorithm.lam
+  std::vector<std::string> gdpo_reward_keys = {};  // algorithm.gdpo_reward_keys
+  std::vector<double> gdpo_reward_weights = {};    // algorithm.gdpo_reward_weights; empty: all 1
 };
 
 struct AdvantageResult {

@@ -16,12 +16,13 @@
 
 namespace banyan::algo {
 
-struct CorrectionOptions {           // key below algorithm.rollout_correction
-  std::string rollout_is;            // "", "token" or "sequence"
-  std::string rollout_is_threshold;  // "C": truncate; "lo_hi": zero outside; wanted with rollout_is
+struct CorrectionOptions {      // key below algorithm.rollout_correction
+  std::string rollout_is = "";  // "", "token" or "sequence"
+  std::string rollout_is_threshold =
+      "";  // "C": truncate; "lo_hi": zero outside; wanted with rollout_is
   bool rollout_is_batch_normalize = false;
-  std::string rollout_rs;            // "" or a comma list of rules
-  std::string rollout_rs_threshold;  // one for all, or one per rule: "v" or (k1) "lo_hi"
+  std::string rollout_rs = "";            // "" or a comma list of rules
+  std::string rollout_rs_threshold = "";  // one for all, or one per rule: "v" or (k1) "lo_hi"
 };
 
 struct CorrectionResult {

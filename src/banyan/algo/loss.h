@@ -40,7 +40,7 @@ LossScale loss_scale(const LossTokens& tokens, double sequence_norm);
 
 struct LossOptions {                  // key below actor_rollout_ref.actor
   std::string loss_mode = "vanilla";  // policy_loss.loss_mode
-  std::string loss_agg_mode;          // empty: the mode's own, otherwise token-mean
+  std::string loss_agg_mode = "";     // empty: the mode's own, otherwise token-mean
   double clip_ratio_low = 0.2;
   double clip_ratio_high = 0.2;
   double clip_ratio_c = 3.0;     // dual clip of vanilla, > 1

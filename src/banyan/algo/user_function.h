@@ -15,6 +15,10 @@ namespace banyan::algo {
 // True for a name of the form "file.py:function".
 bool is_user_function(const std::string& name);
 
+// What a function returns is checked: shapes, finite numbers, a loss that depends on log_prob; an
+// error names the function. An estimator sees only the rows that take part, numbered from 0; the
+// others get 0.
+//
 // Puts a function under its name; a second call replaces it. A loss that `applies_weight`
 // multiplies the rollout-correction weights itself; otherwise actor_loss does.
 void set_user_loss(const std::string& name, PolicyLossFunction function, bool applies_weight);

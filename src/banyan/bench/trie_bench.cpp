@@ -1,8 +1,7 @@
 #include "banyan/bench/trie_bench.h"
 
-#include <malloc.h>
-
 #include <algorithm>
+#include <ctime>
 
 #include "banyan/bench/workload.h"
 #include "banyan/core/error.h"
@@ -21,6 +20,12 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : 0.5 * (values[half - 1] + values[half]);
 }
 
+struct Timing {
+  double wall = 0.0;  // planning included
+  double cpu = 0.0;
+  double plan = 0.0;
+};
+
 class Bench {
  public:
   Bench(models::CausalLM& model, const TrieBenchOptions& options)
@@ -30,23 +35,24 @@ class Bench {
             options.preset, static_cast<int32_t>(model.shape().vocab), options.seed)) {}
 
   TrieBenchResult run() {
+    keep_freed_memory();
     model_.params().ensure_grads();
     sizes();
-    pass(/*share=*/true, result_.on, /*counted=*/false);
-    const double first = pass(/*share=*/false, result_.off, /*counted=*/false);
+    pass(/*share=*/true);
+    Timing off = pass(/*share=*/false);
     // A long first pass is counted: what a warm-up saves is small beside it.
-    const bool keep_first = first > 0.5 * options_.off_seconds;
-    if (keep_first) result_.off.seconds.push_back(first);
+    const bool keep_first = off.wall > 0.5 * options_.off_seconds;
+    double left = options_.off_seconds - (keep_first ? off.wall : 0.0);
+    if (keep_first) off_.push_back(off);
     std::vector<double> ratios;
-    double left = options_.off_seconds - (keep_first ? first : 0.0);
-    double off = first;
     for (int64_t i = 0; i < options_.repeats; ++i) {
-      const double on = pass(/*share=*/true, result_.on, /*counted=*/true);
-      if ((i == 0 && !keep_first) || left > off) {
-        off = pass(/*share=*/false, result_.off, /*counted=*/true);
-        left -= off;
+      on_.push_back(pass(/*share=*/true));
+      if (off_.empty() || left > off.wall) {
+        off = pass(/*share=*/false);
+        off_.push_back(off);
+        left -= off.wall;
       }
-      ratios.push_back(off / on);
+      ratios.push_back(off.wall / on_.back().wall);
     }
     finish(ratios);
     return std::move(result_);
@@ -69,21 +75,24 @@ class Bench {
     result_.samples = static_cast<int64_t>(samples_.size());
   }
 
-  // One measured pass; returns its seconds.
-  double pass(bool share, Side& side, bool counted) {
+  Timing pass(bool share) {
     model_.params().zero_grads();
+    Side& side = share ? result_.on : result_.off;
     const bool first = side.peak_bytes == 0;
     if (first) {
-      malloc_trim(0);
+      release_freed_memory();
       reset_peak_resident();
     }
+    Timing timing;
     train::Clock clock;
+    const std::clock_t cpu_start = std::clock();
     trie::PlanOptions options = options_.plan;
     options.build.share = share;
     const trie::Plan plan = trie::plan(samples_, options);
-    const double plan_seconds = clock.lap();
+    timing.plan = clock.lap();
     const train::ProbeResult probe = train::probe_pass(model_, plan);
-    const double seconds = plan_seconds + clock.lap();
+    timing.wall = timing.plan + clock.lap();
+    timing.cpu = static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC;
     if (first) {
       side.peak_bytes = peak_resident_bytes();
       side.loss = probe.loss;
@@ -91,20 +100,25 @@ class Bench {
       side.blocks = static_cast<int64_t>(plan.blocks.size());
       side.computed_tokens = plan.num_computed;
     }
-    if (counted) {
-      side.seconds.push_back(seconds);
-      plan_seconds_[share ? 1 : 0].push_back(plan_seconds);
-    } else {
-      plan_seconds_[share ? 1 : 0] = {plan_seconds};
-    }
-    return seconds;
+    return timing;
   }
 
-  void finish(std::vector<double> ratios) {
-    result_.on.median = median(result_.on.seconds);
-    result_.off.median = median(result_.off.seconds);
-    result_.on.plan_seconds = median(plan_seconds_[1]);
-    result_.off.plan_seconds = median(plan_seconds_[0]);
+  static void summarize(const std::vector<Timing>& timings, Side& side) {
+    std::vector<double> plan, cpu;
+    for (const Timing& timing : timings) {
+      side.seconds.push_back(timing.wall);
+      plan.push_back(timing.plan);
+      cpu.push_back(timing.cpu);
+    }
+    side.median = median(side.seconds);
+    side.plan_seconds = median(plan);
+    side.cpu_median = median(cpu);
+  }
+
+  void finish(const std::vector<double>& ratios) {
+    summarize(on_, result_.on);
+    summarize(off_, result_.off);
+    result_.cpu_ratio = result_.off.cpu_median / result_.on.cpu_median;
     result_.ratio = median(ratios);
     result_.ratio_low = *std::min_element(ratios.begin(), ratios.end());
     result_.ratio_high = *std::max_element(ratios.begin(), ratios.end());
@@ -114,7 +128,8 @@ class Bench {
   models::CausalLM& model_;
   const TrieBenchOptions& options_;
   std::vector<Sample> samples_;
-  std::vector<double> plan_seconds_[2];
+  std::vector<Timing> on_;
+  std::vector<Timing> off_;
   TrieBenchResult result_;
 };
 

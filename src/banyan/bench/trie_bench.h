@@ -30,6 +30,7 @@ struct TrieBenchOptions {
 struct Side {
   std::vector<double> seconds;  // of every counted pass
   double median = 0.0;
+  double cpu_median = 0.0;  // processor time of all threads: steadier where others use the machine
   double plan_seconds = 0.0;  // build and planning, median
   int64_t blocks = 0;
   int64_t computed_tokens = 0;  // replayed and recomputed ones included
@@ -44,6 +45,7 @@ struct TrieBenchResult {
   double ratio = 0.0;      // median over pairs of time off / time on
   double ratio_low = 0.0;  // the smallest and the largest of the pairs
   double ratio_high = 0.0;
+  double cpu_ratio = 0.0;   // of the processor times
   double ideal = 0.0;       // FLOPs off / FLOPs on
   double efficiency = 0.0;  // ratio / ideal
   int64_t samples = 0;

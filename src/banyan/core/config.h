@@ -19,8 +19,11 @@ struct SharingConfig {  // actor_rollout_ref.sharing
   std::string mode;     // auto | on | off
   int64_t min_prefix_len;
   int64_t min_group_size;
-  std::string detector;  // trie | trie_online: rule of the provider/reuser view
-  std::string observe;   // off | summary | layer | profile | debug: level of the [PS] lines
+  std::string carry;             // auto | retain | recompute | replay: what a cut trunk costs
+  int64_t max_tokens_per_block;  // tokens of one block; 0: the micro-batch's limit
+  int64_t max_path_tokens;       // longest sample a plan takes; 0: any
+  std::string detector;          // trie | trie_online: rule of the provider/reuser view
+  std::string observe;           // off | summary | layer | profile | debug: level of the [PS] lines
 };
 
 struct OptimConfig {  // actor_rollout_ref.actor.optim, critic.optim

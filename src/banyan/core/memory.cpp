@@ -1,6 +1,9 @@
 #include "banyan/core/memory.h"
 
+#include <malloc.h>
+
 #include <fstream>
+#include <limits>
 #include <string>
 
 namespace banyan {
@@ -28,5 +31,13 @@ bool reset_peak_resident() {
   clear << "5" << std::flush;
   return clear.good();
 }
+
+void keep_freed_memory() {
+  constexpr int kNever = std::numeric_limits<int>::max();
+  mallopt(M_MMAP_THRESHOLD, kNever);
+  mallopt(M_TRIM_THRESHOLD, kNever);
+}
+
+void release_freed_memory() { malloc_trim(0); }
 
 }  // namespace banyan

@@ -14,4 +14,12 @@ int64_t peak_resident_bytes();
 // Starts a new peak measurement; false where the kernel does not allow it.
 bool reset_peak_resident();
 
+// Lets the allocator keep what a pass frees for the next one, whatever its size. By default blocks
+// above 32 MiB (one activation of 8,000 tokens) come from the kernel and go back to it every time,
+// page by page: a tenth of a pass. For processes that train; once is enough, again does no harm.
+void keep_freed_memory();
+
+// Gives back to the kernel what is free now, so that resident bytes count what is in use.
+void release_freed_memory();
+
 }  // namespace banyan

@@ -52,8 +52,14 @@ inline std::string write_tiny_model(const ScratchDir& scratch, uint64_t seed = 1
 inline Config tiny_config(const std::string& model_dir, const std::string& run_dir) {
   Config config;
   config.model.path = model_dir;
-  config.sharing = {
-      .mode = "on", .min_prefix_len = 1, .min_group_size = 2, .detector = "trie", .observe = "off"};
+  config.sharing = {.mode = "on",
+                    .min_prefix_len = 1,
+                    .min_group_size = 2,
+                    .carry = "auto",
+                    .max_tokens_per_block = 0,
+                    .max_path_tokens = 0,
+                    .detector = "trie",
+                    .observe = "off"};
   ActorConfig& actor = config.actor;
   actor.ppo_mini_batch_size = 4;
   actor.use_dynamic_bsz = false;

@@ -81,10 +81,22 @@ std::vector<Sample> samples_of(const Batch& batch, const std::vector<int64_t>& w
 }
 
 trie::PlanOptions plan_options(const SharingConfig& sharing) {
+  const std::map<std::string, trie::Carry> carries{{"auto", trie::Carry::kAuto},
+                                                   {"retain", trie::Carry::kRetain},
+                                                   {"recompute", trie::Carry::kRecompute},
+                                                   {"replay", trie::Carry::kReplay}};
+  const auto carry = carries.find(sharing.carry);
+  BANYAN_CHECK(carry != carries.end(),
+               "[config] sharing.carry: wanted auto, retain, recompute or replay, got '",
+               sharing.carry,
+               "'");
   trie::PlanOptions options;
   options.build.share = sharing.mode != "off";
   options.build.min_prefix_len = static_cast<int32_t>(sharing.min_prefix_len);
   options.build.min_group_size = static_cast<int32_t>(sharing.min_group_size);
+  options.carry = carry->second;
+  options.max_tokens_per_block = sharing.max_tokens_per_block;
+  options.max_path_tokens = sharing.max_path_tokens;
   return options;
 }
 
@@ -93,7 +105,7 @@ trie::PlanOptions plan_options(const Config& config) {
   const ActorConfig& actor = config.actor;
   if (actor.ppo_micro_batch_size_per_gpu && !actor.use_dynamic_bsz) {
     options.max_samples_per_block = *actor.ppo_micro_batch_size_per_gpu;
-  } else {
+  } else if (options.max_tokens_per_block == 0) {
     options.max_tokens_per_block = actor.ppo_max_token_len_per_gpu;
   }
   return options;

@@ -41,7 +41,7 @@ void set_advantages(const AlgorithmConfig& algorithm, Batch& batch);
 // scored.
 std::vector<Sample> samples_of(const Batch& batch, const std::vector<int64_t>& which);
 
-// How samples are merged and cut under the keys of `sharing`; no limits.
+// How samples are merged and cut under the keys of `sharing`. Throws [config] for an unknown word.
 trie::PlanOptions plan_options(const SharingConfig& sharing);
 
 // The limits of a plan from the keys (ppo_micro_batch_size_per_gpu, ppo_max_token_len_per_gpu,

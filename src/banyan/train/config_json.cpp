@@ -146,6 +146,9 @@ void read_sharing(const ConfigNode& node, SharingConfig& sharing) {
   node.read("mode", sharing.mode);
   node.read("min_prefix_len", sharing.min_prefix_len);
   node.read("min_group_size", sharing.min_group_size);
+  node.read("carry", sharing.carry);
+  node.read("max_tokens_per_block", sharing.max_tokens_per_block);
+  node.read("max_path_tokens", sharing.max_path_tokens);
 }
 
 Config config_from_json(const std::string& text) {

@@ -100,6 +100,7 @@ StepResult run_step(StepContext& context, int64_t step) {
   //    which is the whole hand-over to the rollout: it reads the same packed form.
   out.lr = optim::learning_rate(context.schedule, step - 1);
   context.actor.params().ensure_grads();
+  release_freed_memory();  // what sampling left is no part of the state
   out.state_bytes = resident_bytes();
   reset_peak_resident();
   for (int64_t epoch = 0; epoch < config.actor.ppo_epochs; ++epoch) {

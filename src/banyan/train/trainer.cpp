@@ -6,6 +6,7 @@
 
 #include "banyan/checkpoint/checkpoint.h"
 #include "banyan/core/error.h"
+#include "banyan/core/memory.h"
 #include "banyan/models/causal_lm.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/metrics.h"
@@ -28,6 +29,7 @@ bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 class Run {
  public:
   Run(const Config& config, Host& host) : config_(config), host_(host) {
+    keep_freed_memory();
     check_update_config(config);
     num_steps_ = total_steps(config);
     schedule_ = schedule_options(config, num_steps_);
