@@ -30,6 +30,8 @@ void bind_engine(py::module_& module);
 void bind_train(py::module_& module);
 void bind_trie_view(py::module_& module);
 void bind_finetune(py::module_& module);
+void bind_algo(py::module_& module);
+void bind_user_function(py::module_& module);
 void bind_library(py::module_& module);
 void bind_bench(py::module_& module);
 

@@ -33,6 +33,8 @@ PYBIND11_MODULE(_C, module) {
   banyan::bindings::bind_train(module);
   banyan::bindings::bind_trie_view(module);
   banyan::bindings::bind_finetune(module);
+  banyan::bindings::bind_algo(module);
+  banyan::bindings::bind_user_function(module);
   banyan::bindings::bind_library(module);
   banyan::bindings::bind_bench(module);
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from banyan import extension
+from banyan import algo_functions, extension
 from banyan.config import schema
 from banyan.config.resolve import Resolved, resolve
 from banyan.errors import RunError, UserError, core_text
@@ -58,6 +58,7 @@ def resolve_arguments(args: argparse.Namespace, partial: bool = False) -> Resolv
 def run(args: argparse.Namespace) -> int:
     """Trains. Returns 0; raises UserError for a user's mistake."""
     config = resolve_arguments(args)
+    algo_functions.load(config)
     inputs = run_inputs.load(config)
     if args.dry_run:
         _check_rewards(config, inputs)
@@ -101,6 +102,7 @@ def _train(config: Resolved, inputs: run_inputs.Inputs, core: Any, directory: Pa
         for line in [*config.notes, *inputs.notes]:
             log.say(line)
         core = core or extension.load()
+        algo_functions.register(core, config, algo_functions.load(config))
         host = Host(config, inputs, rewards, log, lambda: interrupt.asked)
         try:
             outcome = _run_core(core, run_inputs.core_config(config, inputs), host)
