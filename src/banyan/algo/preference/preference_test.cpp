@@ -102,7 +102,7 @@ TEST(Preference, BradleyTerry) {
   EXPECT_NEAR(result.loss, -(std::log(sigmoid(0.5)) + std::log(sigmoid(-2.0))) / 2.0, 1e-14);
   expect_values(result.grad_chosen, {-sigmoid(-0.5) / 2.0, -sigmoid(2.0) / 2.0});
   expect_values(result.grad_rejected, {sigmoid(-0.5) / 2.0, sigmoid(2.0) / 2.0});
-  EXPECT_DOUBLE_EQ(value_of(result.metrics.at("accuracy")), 0.5);
+  EXPECT_DOUBLE_EQ(value_of(result.metrics.at("rewards/accuracies")), 0.5);
   result = reward_model_loss(chosen,
                              rejected,
                              at::tensor({0.5, 0.0}, at::kDouble),
