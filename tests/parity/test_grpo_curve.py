@@ -186,6 +186,7 @@ def figures(model: Path) -> dict:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @needs_smollm2
 def test_20_grpo_steps_follow_plain_pytorch(smollm2):
     curves.check("grpo_curve", figures(smollm2))

@@ -83,6 +83,7 @@ def figures(model: Path) -> dict:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @needs_smollm2
 def test_100_sft_steps_follow_plain_pytorch(smollm2):
     found = figures(smollm2)

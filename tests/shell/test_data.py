@@ -35,6 +35,15 @@ def test_the_generator_is_a_function_of_its_seed():
     assert len({row["extra_info"]["question"] for row in first}) == 50
 
 
+def test_arithmetic_rows_serve_sft_and_preferences():
+    for row in arithmetic.generate(200, 5, levels=(1, 2, 3)):
+        truth = row["reward_model"]["ground_truth"]
+        assert row["response"] == row["chosen"] == row["extra_info"]["answer"]
+        assert row["chosen"].endswith(f"\n#### {truth}")
+        assert row["rejected"].split("#### ")[1] != truth
+        assert row["rejected"].split("\n")[0].split(" = ")[1] == row["rejected"].split("#### ")[1]
+
+
 def test_problems_are_solved_by_their_worked_answer():
     for row in arithmetic.generate(300, seed=1, levels=(1, 2, 3)):
         equation, _, truth = row["extra_info"]["answer"].partition("\n#### ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 
 import pytest
 from banyan.config import schema, table
@@ -13,6 +14,8 @@ from banyan.errors import UserError
 from shell_files import ROOT
 
 VERL_KEYS = ROOT.parent / "shared" / "specs" / "verl_keys.tsv"
+# Fields of SharingConfig that are about older switches of reinforcement learning.
+OF_RL = {"sharing.detector", "sharing.observe"}
 BASE = ["data.train_files=rows.jsonl", "model.path=models/any"]
 # Own keys stand under these nodes; the data keys are verl's older ones (prompt_key, response_key) and its RL trainer's.
 OWN = ("banyan.", "sharing.", "preference.", "data.", "trainer.val_before_train")
@@ -22,6 +25,34 @@ def verl_keys() -> list[dict[str, str]]:
     with VERL_KEYS.open(encoding="utf-8") as stream:
         rows = csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
         return [row for row in rows if "sft" in row["trainers"].split(",")]
+
+
+def core_keys() -> set[str]:
+    """Keys of finetune_config.h and of the structs it takes from config.h."""
+    folder = ROOT / "src/banyan/core"
+    structs = {
+        name: set(re.findall(r"^  [\w:<>]+\s+(\w+);", body, re.MULTILINE))
+        for file in ("finetune_config.h", "config.h")
+        for name, body in re.findall(
+            r"struct (\w+) \{[^\n]*\n(.*?)\n\};", (folder / file).read_text(), re.DOTALL
+        )
+    }
+    nodes = {
+        "FinetuneDataConfig": "data",
+        "PreferenceConfig": "preference",
+        "FinetuneTrainerConfig": "trainer",
+        "ModelConfig": "model",
+        "OptimConfig": "optim",
+        "SharingConfig": "sharing",
+    }
+    keys = {f"{node}.{field}" for name, node in nodes.items() for field in structs[name]}
+    text = (folder / "finetune_config.h").read_text()
+    return (keys - OF_RL) | set(re.findall(r"// ((?:engine|banyan)\.\w+)", text))
+
+
+def test_every_core_field_has_a_key_and_every_core_key_a_field():
+    declared = {name for name, key in schema.honoured("dpo").items() if key.reader == "core"}
+    assert core_keys() == declared
 
 
 def test_a_key_is_honoured_or_in_the_table_never_both():
@@ -80,11 +111,13 @@ def test_a_command_written_for_verl_resolves():
             "model.enable_gradient_checkpointing=true",
             "trainer.n_gpus_per_node=1",
             "trainer.max_ckpt_to_keep=2",
+            "sharing.mode=false",  # how YAML reads a bare off
         ],
         "sft_trainer",
         trainer="sft",
     )
     assert config["data.messages_key"] == "chat"
+    assert config["sharing.mode"] == "off"
     assert config["optim.lr_scheduler_type"] == "cosine"
     assert config["optim.clip_grad"] == 0.5
     assert config["data.enable_thinking_default"] is None
@@ -120,3 +153,5 @@ def test_dpo_checks_its_own_keys():
         UserError, match=r"preference.objective: wanted one of dpo, ipo, reward_model"
     ):
         resolve([*BASE, "preference.objective=kto"], "dpo_trainer", trainer="dpo")
+    with pytest.raises(UserError, match=r"banyan.data.each_turn: wanted false"):
+        resolve([*BASE, "banyan.data.each_turn=true"], "dpo_trainer", trainer="dpo")

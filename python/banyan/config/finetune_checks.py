@@ -15,7 +15,9 @@ _RENAMED = {"optim.grad_clip": "optim.clip_grad", "optim.warmup_style": "optim.l
 
 def alias(name: str, value: Any) -> Any:
     """The value under the name that the core knows."""
-    return None if (name, value) == ("data.enable_thinking_default", "none") else value
+    if (name, value) == ("data.enable_thinking_default", "none"):
+        return None
+    return "off" if name == "sharing.mode" and value is False else value  # a bare off in YAML
 
 
 def hint(name: str, value: Any) -> str:
@@ -38,4 +40,8 @@ def check_between_keys(values: dict[str, Any]) -> None:
     if values["trainer.resume_mode"] == "resume_path" and not values["trainer.resume_from_path"]:
         raise UserError(
             "trainer.resume_from_path: wanted a folder global_step_N with resume_mode=resume_path, got null"
+        )
+    if values["banyan.data.each_turn"] and "preference.objective" in values:
+        raise UserError(
+            "banyan.data.each_turn: wanted false, got true: an answer of a pair is one sample, whatever its turns"
         )

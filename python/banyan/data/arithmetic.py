@@ -2,8 +2,10 @@
 
 Level 1 adds or subtracts within 20, level 2 multiplies (one factor up to 12, the other up to 10), level 3 takes two
 steps. Every prompt opens with the same three worked examples, so a batch is a tree of two levels: the examples, the
-question, then the responses. Whether a problem belongs to `train` or `test` is a function of its numbers alone: the
-numbers of a held-out problem never occur together in training, whatever the seeds.
+question, then the responses. Beside verl's columns, `response` (the worked answer) serves `banyan sft`, and `chosen`
+and `rejected` (the same with another operation, or another result) serve `banyan dpo`. Whether a problem belongs to
+`train` or `test` is a function of its numbers alone: the numbers of a held-out problem never occur together in
+training, whatever the seeds.
 """
 
 from __future__ import annotations
@@ -75,12 +77,13 @@ _EXAMPLE_NUMBERS = {("+", 6, 7), ("-", 15, 4), ("*", 3, 5)}
 
 @dataclass(frozen=True)
 class Problem:
-    """A question and its worked answer: the equation, then `#### ` and the result."""
+    """A question and its worked answer: the equation, then `#### ` and the result; and a wrong one."""
 
     question: str
     equation: str
     answer: int
     level: int
+    wrong: str
 
 
 def examples() -> list[dict[str, str]]:
@@ -118,9 +121,9 @@ def generate(
         misses = 0
         seen.add(question)
         equation, answer = _solve(operators, numbers)
-        out.append(
-            _row(Problem(question, f"{equation} = {answer}", answer, level), len(out), split)
-        )
+        wrong = _wrong(question, operators, numbers)
+        problem = Problem(question, f"{equation} = {answer}", answer, level, wrong)
+        out.append(_row(problem, len(out), split))
     if len(out) < rows:
         raise UserError(
             f"arithmetic: wanted at most {len(out)} rows of levels {levels}, got {rows}"
@@ -147,6 +150,19 @@ def from_name(name: str) -> list[dict[str, Any]]:
 def _split_of(numbers: tuple[Any, ...]) -> str:
     digest = hashlib.sha256(repr(numbers).encode()).digest()
     return "test" if digest[0] % _HELD_OUT_SHARE == 0 else "train"
+
+
+def _wrong(question: str, operators: str, numbers: tuple[int, ...]) -> str:
+    """A worked answer whose first operation or whose result is wrong; a function of the problem alone."""
+    source = random.Random(f"banyan arithmetic wrong {question}")
+    equation, answer = _solve(operators, numbers)
+    result = answer
+    if source.random() < 0.5:
+        other = source.choice([operator for operator in "+-*" if operator != operators[0]])
+        equation, result = _solve(other + operators[1:], numbers)
+    while result == answer:
+        result = max(0, answer + source.choice((-10, -3, -2, -1, 1, 2, 3, 10)))
+    return f"{equation} = {result}\n#### {result}"
 
 
 def _solve(operators: str, numbers: tuple[int, ...]) -> tuple[str, int]:
@@ -190,6 +206,9 @@ def _row(problem: Problem, index: int, split: str) -> dict[str, Any]:
     return {
         "data_source": DATA_SOURCE,
         "prompt": [*examples(), {"role": "user", "content": problem.question}],
+        "response": worked,
+        "chosen": worked,
+        "rejected": problem.wrong,
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": str(problem.answer)},
         "extra_info": {

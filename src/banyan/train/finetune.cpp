@@ -37,6 +37,7 @@ class FinetuneRun {
  public:
   FinetuneRun(const FinetuneConfig& config, FinetuneHost& host)
       : config_(config), host_(host), num_steps_(total_steps(config)) {
+    keep_freed_memory();
     schedule_ = optim::schedule_from(config.optim, num_steps_);
     // An unknown schedule fails here, before a model loads.
     if (optim::learning_rate(schedule_, 0) == 0.0) {  // T38
