@@ -45,6 +45,9 @@ void refuse_unsupported(const JsonFields& fields) {
     fields.refuse("partial_rotary_factor",
                   "wanted 1: whole heads are rotated in this architecture");
   }
+  if (fields.flag_or("attn_output_gate", false)) {
+    fields.refuse("attn_output_gate", "wanted false: attention with an output gate is not built");
+  }
   if (fields.has("quantization_config")) {
     fields.refuse("quantization_config",
                   "quantised weights are not read; save the model in bf16 or fp32");
