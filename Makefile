@@ -57,8 +57,8 @@ $(MODEL): | extension
 # --- checks -------------------------------------------------------------------------------------------------
 lint: $(VENV)/.installed
 	$(PY) tools/check_layers.py
-	$(PY) -m ruff check python tests tools benchmarks
-	$(PY) -m ruff format --check python tests tools benchmarks
+	$(PY) -m ruff check python tests tools benchmarks examples
+	$(PY) -m ruff format --check python tests tools benchmarks examples
 	git ls-files '*.h' '*.cpp' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
 cpp-test: build
