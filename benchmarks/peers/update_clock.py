@@ -46,17 +46,19 @@ def measure(
         return torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed)
 
     logprob, norm = update(model, optimizer, work, args.groups, autocast)  # not timed
-    seconds, above, process_peak = [], 0, 0
+    seconds, cpu_seconds, above, process_peak = [], [], 0, 0
     for _ in range(args.repeats):
         meter = PeakMeter()
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         update(model, optimizer, work, args.groups, autocast)
         seconds.append(time.perf_counter() - start)
+        cpu_seconds.append(time.process_time() - cpu_start)
         peak = meter.stop()
         above, process_peak = max(above, peak[0]), max(process_peak, peak[1])
     write_result(
         args.json,
         seconds=min(seconds, default=None),
+        cpu_seconds=min(cpu_seconds, default=None),
         all_seconds=seconds,
         peak_bytes=process_peak,
         activation_peak_bytes=above,

@@ -66,7 +66,8 @@ def edge_logprob(
     Raises:
         ValueError: Other shapes, a token id outside the vocabulary, temperature <= 0.
     """
-    hidden, weight = _autocast(packed.rows(hidden, "edge_logprob")), _autocast(weight)
+    # The weight is not cast: the core rounds it where it packs it, and its gradient stays in its own type.
+    hidden = _autocast(packed.rows(hidden, "edge_logprob"))
     if hidden.dim() != 2:
         raise ValueError(f"[edge_logprob] hidden: wanted [T, E], got {list(hidden.shape)}")
     edges = packed.edges
