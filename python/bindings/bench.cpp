@@ -12,6 +12,7 @@ py::dict side_dict(const bench::Side& side) {
   out["median"] = side.median;
   out["cpu_median"] = side.cpu_median;
   out["plan_seconds"] = side.plan_seconds;
+  out["modelled_seconds"] = side.modelled_seconds;
   out["blocks"] = side.blocks;
   out["computed_tokens"] = side.computed_tokens;
   out["loss"] = side.loss;
@@ -37,6 +38,8 @@ py::dict run(models::CausalLM& model, const py::dict& given) {
   out["cpu_ratio"] = result.cpu_ratio;
   out["ideal"] = result.ideal;
   out["efficiency"] = result.efficiency;
+  out["auto_shares"] = result.auto_shares;
+  out["calibration_seconds"] = result.calibration_seconds;
   out["samples"] = result.samples;
   out["logical_tokens"] = result.logical_tokens;
   out["unique_tokens"] = result.unique_tokens;

@@ -34,18 +34,21 @@ def measure(args: argparse.Namespace, model: Path, core: Any, name: str) -> dict
     }
     loaded = core.Model.load(str(model), kernels=args.kernels, with_backward=True)
     result = core.bench_trie(loaded, options)
-    on, off = result["on"], result["off"]
     low, high = result["ratio_spread"]
     print(
         f"{name}: {result['logical_tokens']} logical, {result['unique_tokens']} unique tokens\n"
         f"  ratio {result['ratio']:.3f} ({low:.3f} to {high:.3f}), ideal {result['ideal']:.3f}, "
-        f"efficiency {result['efficiency']:.3f}\n"
-        f"  on  {on['median']:8.3f} s x {len(on['seconds'])}, {on['blocks']} blocks, "
-        f"{result['peak_bytes_on'] / 2**30:.2f} GiB, planning {on['plan_seconds'] * 1e3:.2f} ms\n"
-        f"  off {off['median']:8.3f} s x {len(off['seconds'])}, {off['blocks']} blocks, "
-        f"{result['peak_bytes_off'] / 2**30:.2f} GiB",
-        flush=True,
+        f"efficiency {result['efficiency']:.3f}; sharing.mode=auto means "
+        f"{'on' if result['auto_shares'] else 'off'}"
     )
+    for side in ("on", "off"):
+        figures, peak = result[side], result[f"peak_bytes_{side}"] / 2**30
+        print(
+            f"  {side:<3} {figures['median']:8.3f} s x {len(figures['seconds'])}, "
+            f"modelled {figures['modelled_seconds']:.3f} s, planning "
+            f"{figures['plan_seconds'] * 1e3:.2f} ms, {figures['blocks']} blocks, {peak:.2f} GiB",
+            flush=True,
+        )
     return {"preset": name, "seed": args.seed, **result}
 
 

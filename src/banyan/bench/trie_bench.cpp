@@ -7,12 +7,15 @@
 #include "banyan/core/error.h"
 #include "banyan/core/memory.h"
 #include "banyan/optim/adamw.h"
+#include "banyan/train/calibrate.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/probe.h"
 #include "banyan/trie/trie.h"
 
 namespace banyan::bench {
 namespace {
+
+constexpr double kMargin = 0.02;  // sharing.margin
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -37,6 +40,9 @@ class Bench {
   TrieBenchResult run() {
     keep_freed_memory();
     model_.params().ensure_grads();
+    train::Clock clock;
+    options_.plan.cost = train::calibrate(model_);
+    result_.calibration_seconds = clock.lap();
     sizes();
     pass(/*share=*/true);
     Timing off = pass(/*share=*/false);
@@ -99,6 +105,7 @@ class Bench {
       side.grad_norm = optim::grad_norm(model_.params());
       side.blocks = static_cast<int64_t>(plan.blocks.size());
       side.computed_tokens = plan.num_computed;
+      side.modelled_seconds = options_.plan.cost.seconds(trie::counts_of(plan));
     }
     return timing;
   }
@@ -119,6 +126,8 @@ class Bench {
     summarize(on_, result_.on);
     summarize(off_, result_.off);
     result_.cpu_ratio = result_.off.cpu_median / result_.on.cpu_median;
+    result_.auto_shares =
+        result_.on.modelled_seconds <= (1.0 - kMargin) * result_.off.modelled_seconds;
     result_.ratio = median(ratios);
     result_.ratio_low = *std::min_element(ratios.begin(), ratios.end());
     result_.ratio_high = *std::max_element(ratios.begin(), ratios.end());
@@ -126,7 +135,7 @@ class Bench {
   }
 
   models::CausalLM& model_;
-  const TrieBenchOptions& options_;
+  TrieBenchOptions options_;
   std::vector<Sample> samples_;
   std::vector<Timing> on_;
   std::vector<Timing> off_;

@@ -32,6 +32,7 @@ struct Side {
   double median = 0.0;
   double cpu_median = 0.0;  // processor time of all threads: steadier where others use the machine
   double plan_seconds = 0.0;  // build and planning, median
+  double modelled_seconds = 0.0;
   int64_t blocks = 0;
   int64_t computed_tokens = 0;  // replayed and recomputed ones included
   int64_t peak_bytes = 0;       // of the process during the first pass
@@ -45,9 +46,11 @@ struct TrieBenchResult {
   double ratio = 0.0;      // median over pairs of time off / time on
   double ratio_low = 0.0;  // the smallest and the largest of the pairs
   double ratio_high = 0.0;
-  double cpu_ratio = 0.0;   // of the processor times
-  double ideal = 0.0;       // FLOPs off / FLOPs on
-  double efficiency = 0.0;  // ratio / ideal
+  double cpu_ratio = 0.0;    // of the processor times
+  double ideal = 0.0;        // FLOPs off / FLOPs on
+  double efficiency = 0.0;   // ratio / ideal
+  bool auto_shares = false;  // what sharing.mode=auto decides, sharing.margin = 0.02
+  double calibration_seconds = 0.0;
   int64_t samples = 0;
   int64_t logical_tokens = 0;
   int64_t unique_tokens = 0;
