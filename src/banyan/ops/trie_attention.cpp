@@ -29,9 +29,16 @@ struct TrieAttention::Index {
   const trie::Trie& trie;
   std::optional<detail::TrieTiles> tiles;    // native, from the first forward
   std::optional<detail::TrieChunks> chunks;  // native, from the first backward
-  kernels::Scratch tile_memory;              // packed keys and values of one layer
-  kernels::Scratch pack_memory;              // packed operands of the backward
 };
+
+struct AttentionMemory {
+  kernels::Scratch tiles;
+  kernels::Scratch packs;
+};
+
+std::shared_ptr<AttentionMemory> make_attention_memory() {
+  return std::make_shared<AttentionMemory>();
+}
 
 namespace {
 
@@ -169,10 +176,12 @@ void offer(const BlockCarry& carry, int64_t layer, const at::Tensor& k, const at
 
 TrieAttention::TrieAttention(const trie::Trie& trie,
                              const ComputeOptions& options,
-                             BlockCarry carry)
-    : index_(std::make_unique<Index>(Index{trie, {}, {}, {}, {}})),
+                             BlockCarry carry,
+                             std::shared_ptr<AttentionMemory> memory)
+    : index_(std::make_unique<Index>(Index{trie, {}, {}})),
       options_(options),
-      carry_(std::move(carry)) {
+      carry_(std::move(carry)),
+      memory_(memory != nullptr ? std::move(memory) : make_attention_memory()) {
   check_carry(trie, carry_);
 }
 
@@ -235,7 +244,7 @@ at::Tensor TrieAttention::forward(int64_t layer,
                            key_rows(carry_, &CarryStore::k, layer, keys),
                            key_rows(carry_, &CarryStore::v, layer, values),
                            input.shape,
-                           index_->tile_memory);
+                           memory_->tiles);
   input.tile_lists = index_->tiles->tile_list.data() + carry_.num_carried;
   input.visible = index_->tiles->visible.data() + carry_.num_carried;
   kernels::attend(input, bf16_bits(out), lse == nullptr ? nullptr : lse->data_ptr<float>());
@@ -327,7 +336,7 @@ AttentionGradients TrieAttention::backward_native(int64_t layer,
                             .dv = bf16_bits(result.dv),
                             .dk_sums = dk_sums.data(),
                             .dv_sums = dv_sums.data()},
-                           index_->pack_memory);
+                           memory_->packs);
   return result;
 }
 

@@ -27,6 +27,11 @@ namespace banyan::ops {
 // Path positions per key tile; also the tokens of one page of the rollout's KV pool.
 inline constexpr int64_t kPathTile = 64;
 
+// Working memory of calls, grow-only: packed tiles of one layer, packed operands of the backward.
+// Contexts that are used one after the other may share it.
+struct AttentionMemory;
+std::shared_ptr<AttentionMemory> make_attention_memory();
+
 // The trie and the stores of `carry` must outlive the context. forward writes the K and V of
 // offered tokens to their store, once; backward adds to the accumulators of carried tokens and
 // reads those of offered ones, so it runs after every block that attends to them. Native for bf16
@@ -35,8 +40,11 @@ inline constexpr int64_t kPathTile = 64;
 // inside.
 class TrieAttention final : public AttentionContext {
  public:
-  // Throws [carry] as check_carry.
-  TrieAttention(const trie::Trie& trie, const ComputeOptions& options, BlockCarry carry = {});
+  // Throws [carry] as check_carry. Without `memory` it has its own.
+  TrieAttention(const trie::Trie& trie,
+                const ComputeOptions& options,
+                BlockCarry carry = {},
+                std::shared_ptr<AttentionMemory> memory = nullptr);
   ~TrieAttention() override;
 
   at::Tensor forward(int64_t layer,
@@ -68,10 +76,11 @@ class TrieAttention final : public AttentionContext {
                                      const at::Tensor& lse,
                                      double scale);
 
-  struct Index;  // tiles of the trie and working memory, built once and reused by every layer
+  struct Index;  // tiles and chunks of the trie, built once and read by every layer
   std::unique_ptr<Index> index_;
   ComputeOptions options_;
   BlockCarry carry_;
+  std::shared_ptr<AttentionMemory> memory_;
 };
 
 }  // namespace banyan::ops

@@ -185,7 +185,7 @@ class Walk {
     BlockState& state = states_[b];
     const trie::Block& block = plan_.blocks[b];
     std::unique_ptr<AttentionContext> attention =
-        std::make_unique<ops::TrieAttention>(block.trie, model_.options(), carry_of(b));
+        std::make_unique<ops::TrieAttention>(block.trie, model_.options(), carry_of(b), memory_);
     if (observer_ != nullptr) attention = observer_->watch(b, recompute, std::move(attention));
     BlockBody body = forward_body(model_, block, std::move(attention), keep);
     if (!state.has_head) {
@@ -257,6 +257,7 @@ class Walk {
   const HeadSpec& spec_;
   PassObserver* observer_;
   Clock clock_;
+  std::shared_ptr<ops::AttentionMemory> memory_ = ops::make_attention_memory();
   std::vector<BlockState> states_;
   std::unique_ptr<TokensOfBlock> tokens_;
   at::Tensor grad_value_;    // [all logical tokens] fp64

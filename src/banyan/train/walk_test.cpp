@@ -235,6 +235,35 @@ TEST(Walk, RepeatedRunsAndThreadCountsGiveEqualBits) {
   }
 }
 
+// Whatever the budget is and however a cut trunk is treated (A12 rule 6).
+TEST(Walk, LossAndGradientsDoNotDependOnTheBudget) {
+  const OneThread one_thread;
+  size_t which = 0;
+  for (const testing::TrieCase& c : testing::trie_cases(9, kVocab)) {
+    const auto model = model_of(++which, kFp64);
+    const Outcome dense = run(*model, dense_plan(c.samples));
+    int64_t longest = 0;
+    for (const Sample& sample : c.samples) {
+      longest = std::max<int64_t>(longest, static_cast<int64_t>(sample.tokens.size()));
+    }
+    for (const trie::Carry carry : {trie::Carry::kAuto,
+                                    trie::Carry::kRetain,
+                                    trie::Carry::kRecompute,
+                                    trie::Carry::kReplay}) {
+      trie::PlanOptions options;
+      options.carry = carry;
+      const auto pick = philox(which, static_cast<uint64_t>(carry), 5)[0];
+      options.max_tokens_per_block = longest + pick % 9;
+      if (carry != trie::Carry::kReplay && pick % 2 == 0) {
+        options.max_tokens_per_block = std::max<int64_t>(2, longest / 2);
+      }
+      const Outcome got = run(*model, trie::plan(c.samples, options));
+      EXPECT_LE(largest_error(got, dense), 1e-10) << c.name;
+      EXPECT_NEAR(got.loss, dense.loss, 1e-10) << c.name;
+    }
+  }
+}
+
 TEST(Walk, AMiniBatchScopeIsOneCallWhateverTheCut) {
   const OneThread one_thread;
   for (const testing::TrieCase& c : testing::trie_cases(5, kVocab)) {
