@@ -172,7 +172,6 @@ py::dict run_preference_loss(const py::dict& from, const py::dict& with) {
   read(with, "beta", options.beta);
   read(with, "label_smoothing", options.label_smoothing);
   read(with, "reference_free", options.reference_free);
-  read(with, "average_log_prob", options.average_log_prob);
   read(with, "sft_coef", options.sft_coef);
   algo::check_preference_options(options);
   const algo::PreferenceResult result =
@@ -218,6 +217,38 @@ py::dict run_reward_kl(const algo::PerToken& old_log_prob,
 }  // namespace
 
 void bind_algo(py::module_& module) {
+  module.def(
+      "advantage_estimators",
+      [] {
+        py::dict out;
+        for (const std::string& name : algo::advantages().names()) {
+          const algo::Advantage& entry = algo::advantages().get(name);
+          py::dict traits;
+          traits["needs_value"] = entry.needs_value;
+          traits["needs_greedy"] = entry.needs_greedy;
+          traits["needs_sum_squares"] = entry.needs_sum_squares;
+          traits["needs_components"] = entry.needs_components;
+          traits["is_group_relative"] = entry.is_group_relative;
+          out[py::str(name)] = traits;
+        }
+        return out;
+      },
+      "The built-in estimators and what each needs.");
+  module.def(
+      "policy_losses",
+      [] {
+        py::dict out;
+        for (const std::string& name : algo::policy_losses().names()) {
+          const algo::PolicyLoss& entry = algo::policy_losses().get(name);
+          py::dict traits;
+          traits["whole_mini_batch"] = entry.scope == algo::PolicyScope::kMiniBatch;
+          traits["forced_aggregation"] = entry.forced_aggregation;
+          traits["has_ratio"] = entry.has_ratio;
+          out[py::str(name)] = traits;
+        }
+        return out;
+      },
+      "The built-in policy losses and what each needs.");
   module.def("advantages",
              &run_advantages,
              py::arg("name"),

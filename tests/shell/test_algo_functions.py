@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from banyan.algo_functions import ADVANTAGE_KEY, LOSS_KEY
+from banyan.config.checks import ALONE
+from banyan.config.resolve import resolve
 from banyan.errors import RunError, UserError
 
 from banyan import _C, algo_functions
@@ -171,3 +174,32 @@ def test_a_name_that_was_not_loaded_is_refused():
 def test_sequence_losses_refuse_another_aggregation():
     with pytest.raises(ValueError, match="wanted seq-mean-token-mean"):
         _C.policy_loss("gspo", two_tokens(), {"loss_agg_mode": "token-mean"})
+
+
+def test_the_guide_shows_the_example():
+    guide = (ROOT / "docs/guides/your_own_algorithm.md").read_text()
+    blocks = [block.split("```")[0].strip() for block in guide.split("```python\n")[1:]]
+    assert len(blocks) == 2
+    for block in blocks:
+        assert block in EXAMPLE.read_text()
+
+
+@pytest.mark.parametrize("key", [LOSS_KEY, ADVANTAGE_KEY])
+def test_the_command_line_takes_a_function(key):
+    name = f"{EXAMPLE}:median_baseline"
+    base = ["data.train_files=unused.jsonl", "actor_rollout_ref.model.path=unused"]
+    base += ["actor_rollout_ref.rollout.n=4"]
+    estimator = [] if key == ADVANTAGE_KEY else ["algorithm.adv_estimator=grpo"]
+    config = resolve([*base, *estimator, f"{key}={name}"])
+    assert config[key] == name
+
+
+def test_the_shell_names_what_the_core_has():
+    """The YAML lists the core's estimators and losses; the check of rollout.n knows which compare a group."""
+    yaml = (ROOT / "python/banyan/conf/ppo_trainer.yaml").read_text()
+    estimators = _C.advantage_estimators()
+    for key, names in (("adv_estimator", estimators), ("loss_mode", _C.policy_losses())):
+        listed = re.search(rf"^ *{key}: .* core one of (.*) or FILE", yaml, re.MULTILINE)[1]
+        assert sorted(listed.split(", ")) == sorted(names)
+    alone = [name for name, traits in estimators.items() if not traits["is_group_relative"]]
+    assert sorted(alone) == sorted(ALONE)

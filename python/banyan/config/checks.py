@@ -30,6 +30,10 @@ _RENAMED = {
 }
 
 
+# Estimators that do not compare the responses of a group, so that one response per prompt is enough.
+ALONE = ("gae", "reinforce_plus_plus", "remax")
+
+
 def alias(name: str, value: Any) -> Any:
     """The value under the name that the core knows."""
     return _ALIASES.get((name, value), value) if isinstance(value, str) else value
@@ -80,9 +84,10 @@ def _check_batch(values: dict[str, Any]) -> None:
         raise UserError(
             f"{_ACTOR}.ppo_mini_batch_size: wanted a divisor of data.train_batch_size ({batch}), got {mini}"
         )
-    if values[f"{_ROLLOUT}.n"] < 2:
+    estimator = values["algorithm.adv_estimator"]
+    if values[f"{_ROLLOUT}.n"] < 2 and estimator not in ALONE and ":" not in estimator:
         raise UserError(
-            f"{_ROLLOUT}.n: wanted >= 2 with algorithm.adv_estimator={values['algorithm.adv_estimator']}, "
+            f"{_ROLLOUT}.n: wanted >= 2 with algorithm.adv_estimator={estimator}, "
             f"got {values[f'{_ROLLOUT}.n']}: the advantage of a group of one is always 0 (T20)"
         )
 

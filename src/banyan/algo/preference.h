@@ -20,9 +20,8 @@ namespace banyan::algo {
 struct PreferenceOptions {
   std::string loss_type = "sigmoid";  // sigmoid | ipo
   double beta = 0.1;
-  double label_smoothing = 0.0;   // [0, 0.5)
-  bool reference_free = false;    // the reference is uniform: ref terms are 0
-  bool average_log_prob = false;  // l is the mean over tokens (some IPO trainers); false: the sum
+  double label_smoothing = 0.0;  // [0, 0.5)
+  bool reference_free = false;   // the reference is uniform: ref terms are 0
   double sft_coef = 0.0;  // adds sft_coef * (-mean over the chosen tokens of l) (RPO's rpo_alpha)
 };
 

@@ -265,6 +265,37 @@ TEST(PolicyLosses, MaskedTokensDoNotChangeAnything) {
   }
 }
 
+TEST(PolicyLosses, CutsBetweenSequencesChangeNothing) {
+  const Values l = {-1.0, -0.3, -2.0, -0.7, -1.5, -0.2}, old = {-1.4, -0.2, -1.5, -0.9, -1.5, -0.6};
+  const Values a = {1.0, -0.5, 2.0, -1.0, 0.3, -2.0};
+  const auto part = [](const Values& values, size_t from, size_t to) {
+    return Values(values.begin() + from, values.begin() + to);
+  };
+  for (const std::string& name : policy_losses().names()) {
+    if (policy_losses().get(name).scope == PolicyScope::kMiniBatch) continue;
+    LossOptions options = mode(name);
+    for (const char* aggregation : {"token-mean", "seq-mean-token-mean", "seq-mean-token-sum"}) {
+      if (policy_loss(name).forced_aggregation.empty()) options.loss_agg_mode = aggregation;
+      LossTokens whole = make_tokens(l, old, a);
+      whole.offsets = {0, 2, 3, 6};
+      const LossScale scale = loss_scale(whole, 1.0);
+      const LossResult wanted = actor_loss(whole, scale, options);
+      LossTokens first = make_tokens(part(l, 0, 3), part(old, 0, 3), part(a, 0, 3));
+      first.offsets = {0, 2, 3};
+      const LossTokens second = make_tokens(part(l, 3, 6), part(old, 3, 6), part(a, 3, 6));
+      const LossResult left = actor_loss(first, scale, options);
+      const LossResult right = actor_loss(second, scale, options);
+      EXPECT_NEAR(left.metrics.loss + right.metrics.loss, wanted.metrics.loss, 1e-14) << name;
+      EXPECT_EQ(left.metrics.clipped_tokens + right.metrics.clipped_tokens,
+                wanted.metrics.clipped_tokens)
+          << name;
+      Values joined = to_vector(left.grad_log_prob);
+      for (const double g : to_vector(right.grad_log_prob)) joined.push_back(g);
+      EXPECT_EQ(joined, to_vector(wanted.grad_log_prob)) << name;
+    }
+  }
+}
+
 TEST(PolicyLosses, SequenceLossesForceTheirAggregation) {
   for (const char* name : {"gspo", "sapo", "geo_mean"}) {
     LossOptions options = mode(name);

@@ -38,7 +38,6 @@ Term pair_term(double h, const PreferenceOptions& options) {
 struct SampleView {
   int64_t begin = 0, end = 0;
   double policy = 0.0, reference = 0.0;
-  double scale = 1.0;  // d l / d token
 };
 
 class Pairs {
@@ -56,10 +55,8 @@ class Pairs {
     SampleView out;
     out.begin = tokens_.offsets[sample];
     out.end = tokens_.offsets[sample + 1];
-    const auto n = static_cast<double>(out.end - out.begin);
-    if (options_.average_log_prob && n > 0.0) out.scale = 1.0 / n;
-    out.policy = out.scale * sum(log_prob_, out);
-    if (reference_.defined()) out.reference = out.scale * sum(reference_, out);
+    out.policy = sum(log_prob_, out);
+    if (reference_.defined()) out.reference = sum(reference_, out);
     return out;
   }
 
@@ -109,12 +106,11 @@ PreferenceResult preference_loss(const PreferenceTokens& tokens,
     const Term term = pair_term(h, options);
     result.loss += term.loss / num_pairs;
     const double grad = term.grad / num_pairs;
-    pairs.add_grad(chosen, grad * chosen.scale);
-    pairs.add_grad(rejected, -grad * rejected.scale);
+    pairs.add_grad(chosen, grad);
+    pairs.add_grad(rejected, -grad);
     const auto n = static_cast<double>(chosen.end - chosen.begin);
     if (options.sft_coef != 0.0 && n > 0.0) {
-      const double mean = options.average_log_prob ? chosen.policy : chosen.policy / n;
-      result.loss -= options.sft_coef * mean / num_pairs;
+      result.loss -= options.sft_coef * chosen.policy / (n * num_pairs);
       pairs.add_grad(chosen, -options.sft_coef / (n * num_pairs));
     }
     chosen_reward += reward_chosen;
@@ -136,20 +132,20 @@ PreferenceResult preference_loss(const PreferenceTokens& tokens,
 
 void check_preference_options(const PreferenceOptions& options) {
   BANYAN_CHECK(options.loss_type == "sigmoid" || options.loss_type == "ipo",
-               "[dpo.loss_type] wanted sigmoid or ipo, got '",
+               "[preference.objective] wanted sigmoid or ipo, got '",
                options.loss_type,
                "'");
   BANYAN_CHECK(std::isfinite(options.beta) && options.beta > 0.0,
-               "[dpo.beta] wanted a finite number > 0, got ",
+               "[preference.beta] wanted a finite number > 0, got ",
                options.beta);
   BANYAN_CHECK(options.label_smoothing >= 0.0 && options.label_smoothing < 0.5,
-               "[dpo.label_smoothing] wanted a number in [0, 0.5), got ",
+               "[preference.label_smoothing] wanted a number in [0, 0.5), got ",
                options.label_smoothing);
   BANYAN_CHECK(options.label_smoothing == 0.0 || options.loss_type == "sigmoid",
-               "[dpo.label_smoothing] wanted 0 with dpo.loss_type=ipo, got ",
+               "[preference.label_smoothing] wanted 0 with preference.objective=ipo, got ",
                options.label_smoothing);
   BANYAN_CHECK(std::isfinite(options.sft_coef) && options.sft_coef >= 0.0,
-               "[dpo.sft_coef] wanted a finite number >= 0, got ",
+               "[preference.rpo_alpha] wanted a finite number >= 0, got ",
                options.sft_coef);
 }
 
