@@ -86,7 +86,7 @@ def test_a_token_scored_by_some_samples_only_counts_for_those(tmp_path):
 
 
 @pytest.mark.parametrize("budget", [7, 13, 30])
-@pytest.mark.parametrize("mode", ["on", "off"])
+@pytest.mark.parametrize("mode", ["off", "retain", "recompute", "replay"])
 @pytest.mark.parametrize("trainer", ["sft", "dpo"])
 def test_gradients_do_not_depend_on_cuts_or_sharing(budget, mode, trainer, tmp_path):
     _, model, _ = load(tmp_path, "llama", 5)
@@ -94,7 +94,8 @@ def test_gradients_do_not_depend_on_cuts_or_sharing(budget, mode, trainer, tmp_p
     keys = {} if trainer == "sft" else {"preference__reference_free": True}
     whole = run(model, rows, trainer, **keys)
     want = {name: value.clone() for name, value in model.grads().items()}
-    keys.update(data__max_token_len_per_gpu=budget, sharing__mode=mode)
+    keys["data__max_token_len_per_gpu"] = budget
+    keys["sharing__mode" if mode == "off" else "sharing__carry"] = mode
     cut = run(model, rows, trainer, **keys)
     assert cut["loss"] == pytest.approx(whole["loss"], rel=1e-12)
     for name, value in model.grads().items():

@@ -139,8 +139,9 @@ def loss_of(new, old, ref, advantage: list[float], actor: dict) -> torch.Tensor:
         policy = torch.maximum(-a * ratio, -a * ratio.clamp(low, high))
         if a < 0:
             policy = torch.minimum(policy, torch.full_like(policy, -a * actor["clip_ratio_c"]))
-        difference = r - n
-        terms.append(policy + actor["kl_loss_coef"] * (difference.exp() - difference - 1))
+        difference = (r - n).clamp(-20, 20)
+        kl = (difference.exp() - difference - 1).clamp(-10, 10)  # verl's bounds
+        terms.append(policy + actor["kl_loss_coef"] * kl)
     return torch.cat(terms).mean()
 
 

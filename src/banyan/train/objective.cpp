@@ -114,7 +114,9 @@ std::vector<at::Tensor> log_probs(const Pass& pass, const std::vector<Sample>& s
 
 trie::PlanOptions plan_options(const FinetuneConfig& config, int64_t samples_per_row) {
   trie::PlanOptions options = train::plan_options(config.sharing);
-  options.max_tokens_per_block = config.data.max_token_len_per_gpu;
+  if (options.max_tokens_per_block == 0) {
+    options.max_tokens_per_block = config.data.max_token_len_per_gpu;
+  }
   if (!config.data.use_dynamic_bsz) {
     options.max_samples_per_block = samples_per_row * config.data.micro_batch_size_per_gpu;
   }
