@@ -1,0 +1,260 @@
+#include "banyan/trie/detail/cut_states.h"
+
+#include <algorithm>
+
+namespace banyan::trie::detail {
+namespace {
+
+// Big subtrees that a state may look through (replaying what lies between). Deeper ones are reached
+// from the states in between.
+constexpr size_t kMaxLevels = 8;
+constexpr size_t kMaxNodes = 64;
+
+// Forks that a chain may go past its last big subtree.
+constexpr int32_t kMaxPast = 3;
+
+// Tokens of the pieces of a chain of `tokens` cut evenly: piece m is [begin(m), begin(m + 1)).
+int64_t num_pieces(int64_t tokens, int64_t capacity) { return (tokens + capacity - 1) / capacity; }
+
+}  // namespace
+
+Prices::Prices(const CostModel& model, const ForkTree& tree)
+    : block_(model.per_block),
+      carry_(model.per_carry_byte * model.bytes_per_carried_token),
+      token_(model.per_token),
+      pair_(model.per_pair),
+      recompute_(model.per_recomputed_token),
+      penalty_(block_ + carry_ + token_ + recompute_) {
+  double all = 1.0;
+  for (int32_t i = 0; i < tree.num_samples(); ++i) {
+    const int64_t length = tree.length(i);
+    all += block(length) + copy(0, length) + recompute(length);
+  }
+  penalty_ += 16.0 * all;
+}
+
+double Prices::copy(int64_t from, int64_t to) const {
+  if (to <= from) return 0.0;
+  const auto pairs = static_cast<double>(to * (to + 1) - from * (from + 1)) / 2.0;
+  return token_ * static_cast<double>(to - from) + pair_ * pairs;
+}
+
+ChainLister::ChainLister(const ForkTree& tree, const PlanOptions& options, const Prices& prices)
+    : tree_(tree), prices_(prices), limits_(options), carry_(options.carry) {
+  if (carry_ == Carry::kAuto) max_levels_ = kMaxLevels;
+  if (carry_ == Carry::kReplay) max_levels_ = tree.num_samples() + 1;
+  const auto& nodes = tree_.nodes();
+  largest_below_.assign(nodes.size(), 0);
+  for (auto v = static_cast<int32_t>(nodes.size()) - 1; v >= 0; --v) {
+    for (int32_t w = v + 1; w < nodes[v].next; w = nodes[w].next) {
+      const int64_t below = tree_.tokens(nodes[w].first, nodes[w].last) - nodes[w].start;
+      largest_below_[v] = std::max(largest_below_[v], below);
+    }
+  }
+}
+
+// Samples of v that the state has still to do do not fit into one block.
+bool ChainLister::is_big(const CutState& state, int32_t v) const {
+  const ForkNode& node = tree_.nodes()[v];
+  const int32_t first = std::max(state.first, node.first);
+  if (first >= node.last) return false;
+  const int64_t whole = tree_.tokens(first, node.last) - state.depth;
+  return !fits(whole, node.last - first, state.retained);
+}
+
+// The uppermost fork that a chain from the state to node v passes, or -1.
+int32_t ChainLister::uppermost(const CutState& state, int32_t v) const {
+  const auto& nodes = tree_.nodes();
+  int32_t top = -1;
+  for (int32_t u = nodes[v].parent; is_between(state, u); u = nodes[u].parent) top = u;
+  return top;
+}
+
+// Prices the chain and appends the option if what follows has room.
+void ChainLister::add(const CutState& state,
+                      ChainOption option,
+                      std::vector<ChainOption>& out) const {
+  const int64_t room = capacity(state.retained);
+  if (option.retained > room || (option.until == 0 && option.retained >= room)) return;
+  const bool may_retain = carry_ == Carry::kAuto || carry_ == Carry::kRetain;
+  const bool may_recompute = carry_ == Carry::kAuto || carry_ == Carry::kRecompute;
+  if (option.retained > 0) {
+    option.forced += may_retain ? 0 : 1;
+    option.cost += prices_.block(option.depth - option.retained);
+  }
+  if (option.recomputed > 0) {
+    option.forced += may_recompute ? 0 : 1;
+    const int64_t pieces = num_pieces(option.recomputed, room);
+    for (int64_t m = 0; m < pieces; ++m) {
+      option.cost += prices_.block(state.depth + m * option.recomputed / pieces);
+    }
+    option.cost += prices_.recompute(option.recomputed);
+  }
+  option.cost += prices_.penalty() * option.forced;
+  const int32_t top = uppermost(state, option.node);
+  if (top >= 0 &&
+      tree_.nodes()[top].last > std::max(option.until, tree_.nodes()[option.node].last)) {
+    const bool only = option.keeps || !may_copy();
+    option.keeps = true;
+    out.push_back(option);
+    option.keeps = false;
+    if (only) return;
+  }
+  out.push_back(option);
+}
+
+void ChainLister::add_chain(const CutState& state,
+                            ChainOption option,
+                            int64_t depth,
+                            int64_t retained,
+                            std::vector<ChainOption>& out) const {
+  option.depth = static_cast<int32_t>(depth);
+  option.retained = retained;
+  option.recomputed = depth - state.depth - retained;
+  add(state, option, out);
+}
+
+// Recomputes as much of the first sample's path as leaves exactly one full block.
+void ChainLister::list_cut_inside(const CutState& state,
+                                  const ChainOption& option,
+                                  std::vector<ChainOption>& out) const {
+  const auto& nodes = tree_.nodes();
+  const ForkNode& node = nodes[option.node];
+  const int64_t room = capacity(state.retained);
+  const int64_t depth = tree_.tokens(option.first, node.last) - room;
+  if (depth <= std::max(node.start, state.depth)) return;
+  ChainOption cut = option;
+  while (!tree_.is_leaf(cut.tip) && depth > nodes[cut.tip].end) ++cut.tip;
+  if (tree_.is_leaf(cut.tip) && depth >= nodes[cut.tip].end) return;
+  const int32_t rest =
+      std::max(option.first, tree_.first_longer(cut.tip, static_cast<int32_t>(depth)));
+  const bool closes = node.last - rest <= limits_.samples;
+  if (!closes && cut.tip != cut.node) return;
+  if (closes) {
+    cut.until = node.last;
+    cut.cost += prices_.block(depth);
+  }
+  if (rest - option.first > limits_.samples) ++cut.forced;
+  add_chain(state, cut, depth, 0, out);
+}
+
+// The chain ends at option.tip's fork and one closed block takes all below it and as much of what
+// hangs off the chain higher up as fits.
+void ChainLister::list_closing(const CutState& state,
+                               ChainOption option,
+                               int32_t last,
+                               int64_t retained,
+                               std::vector<ChainOption>& out) const {
+  const ForkNode& node = tree_.nodes()[option.tip];
+  option.node = option.tip;
+  option.depth = node.end;
+  option.keeps = true;
+  const int32_t rest = rest_of(option);
+  const int64_t room = capacity(state.retained + retained);
+  const auto fits = [&](int32_t end) {
+    return tree_.tokens(rest, end) - node.end <= room && end - rest <= limits_.samples;
+  };
+  if (rest >= node.last || !fits(node.last)) return;
+  int32_t low = node.last, high = last;
+  while (low < high) {
+    const int32_t middle = low + (high - low + 1) / 2;
+    if (fits(middle)) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  if (rest - option.first > limits_.samples) ++option.forced;
+  option.until = low;
+  option.cost += prices_.block(node.end);
+  add_chain(state, option, node.end, retained, out);
+}
+
+void ChainLister::list_node(const CutState& state, int32_t v, std::vector<ChainOption>& out) {
+  const ForkNode& node = tree_.nodes()[v];
+  const int64_t room = capacity(state.retained);
+  ChainOption option{.node = v, .tip = v, .first = std::max(state.first, node.first)};
+  if (tree_.shared(option.first) > state.depth) {
+    option.cost = prices_.copy(state.depth, tree_.shared(option.first));
+    option.forced = may_copy() ? 0 : 1;
+  }
+  // Wishes cannot hold where a path is longer than the room: something must be recomputed.
+  const bool any = carry_ == Carry::kAuto;
+  const bool too_long = node.max_length - state.depth > room;
+  const bool retain = any || carry_ == Carry::kRetain;
+  const bool recompute = any || carry_ == Carry::kRecompute || too_long;
+  if (recompute) list_cut_inside(state, option, out);
+  if (tree_.is_leaf(v)) {
+    // Too many samples on one path: share all of it but the last token.
+    const int32_t depth = node.end - 1;
+    if (node.last - option.first <= limits_.samples || depth <= std::max(node.start, state.depth)) {
+      return;
+    }
+    if (tree_.first_longer(v, depth) - option.first > limits_.samples) ++option.forced;
+    if (retain) add_chain(state, option, depth, depth - state.depth, out);
+    if (recompute) add_chain(state, option, depth, 0, out);
+    return;
+  }
+  if (!retain && !recompute) return;
+  const int32_t top = uppermost(state, v);
+  const int32_t last = top < 0 ? node.last : tree_.nodes()[top].last;
+  for (int32_t k = 0; k <= kMaxPast && !tree_.is_leaf(option.tip); ++k, ++option.tip) {
+    if (k > 0 && is_big(state, option.tip)) break;
+    if (k == 0 && last == node.last) continue;
+    const int64_t length = tree_.nodes()[option.tip].end - state.depth;
+    if (retain) list_closing(state, option, last, length, out);
+    if (recompute) list_closing(state, option, last, 0, out);
+  }
+  option.tip = v;
+  if (tree_.first_longer(v, node.end) - option.first > limits_.samples) ++option.forced;
+  const int64_t length = node.end - state.depth;
+  if (retain && length <= room) add_chain(state, option, node.end, length, out);
+  if (recompute) add_chain(state, option, node.end, 0, out);
+  if (!retain || !recompute) return;
+  // Retain as much as leaves room below for everything, for the largest branch, for the longest
+  // path, or for half.
+  const int32_t rest = std::max(option.first, tree_.first_longer(v, node.end));
+  int64_t parts[] = {room - (tree_.tokens(rest, node.last) - node.end),
+                     room - largest_below_[v],
+                     room - (node.max_length - node.end),
+                     room / 2};
+  for (auto* part = std::begin(parts); part != std::end(parts); ++part) {
+    const bool seen = std::find(std::begin(parts), part, *part) != part;
+    if (seen || *part <= 0 || *part >= length) continue;
+    add_chain(state, option, node.end, *part, out);
+  }
+}
+
+void ChainLister::list(const CutState& state,
+                       std::vector<ChainOption>& options,
+                       std::vector<Hole>& holes) {
+  options.clear();
+  holes.clear();
+  const auto& nodes = tree_.nodes();
+  queue_.clear();
+  const auto add_children = [&](int32_t v, size_t level) {
+    for (int32_t w = v + 1; w < nodes[v].next; w = nodes[w].next) {
+      if (is_big(state, w)) queue_.emplace_back(w, level);
+    }
+  };
+  if (state.depth >= nodes[state.node].end) {
+    add_children(state.node, 1);
+  } else if (is_big(state, state.node)) {
+    queue_.emplace_back(state.node, 1);
+  }
+  size_t near = 0;  // nodes of the first two levels
+  for (size_t i = 0; i < queue_.size(); ++i) {
+    const auto [v, level] = queue_[i];
+    near += level <= 2 ? 1 : 0;
+    list_node(state, v, options);
+    if (tree_.is_leaf(v)) continue;
+    const bool few = queue_.size() < kMaxNodes + 4 * near || carry_ == Carry::kReplay;
+    if (level < max_levels_ && few) {
+      add_children(v, level + 1);
+    } else {
+      holes.push_back({std::max(state.first, nodes[v].first), nodes[v].last});
+    }
+  }
+}
+
+}  // namespace banyan::trie::detail

@@ -1,0 +1,469 @@
+// Three passes over the nodes. Down: every state lists its options and so asks for states of nodes
+// below it. Up: states are priced, children before parents. Down again along the cheapest choices,
+// which gives the blocks in packed order.
+#include "banyan/trie/detail/cutter.h"
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <tuple>
+
+#include "banyan/core/error.h"
+#include "banyan/trie/detail/cut_states.h"
+
+namespace banyan::trie::detail {
+namespace {
+
+// Distinct amounts of retained tokens kept per node; others are rounded up to one of these.
+constexpr size_t kMaxStates = 12;
+
+// The cheapest way from sample `at` to the end of a state's interval.
+struct Step {
+  int32_t at = 0;
+  int32_t next = 0;     // first sample of the following step
+  int32_t option = -1;  // into the options, or -1: closed block [at, next)
+  int32_t joined = -1;  // the option's last block also takes samples up to here (= next)
+  int32_t way = 0;      // which way the last state below the option goes (CutState::best)
+  Stretch stretch;      // this step and all that follow
+};
+
+// Everything asked of one state: from which samples on, and the cheapest ways, by itself and if the
+// last block counts by its fill only.
+struct Asked {
+  int32_t first = 0;
+  Stretch best[2] = {};
+};
+
+struct Priced {
+  CutState state;  // first: the smallest of all asked
+  std::vector<Asked> asked;
+};
+
+class Cutter {
+ public:
+  Cutter(const ForkTree& tree, const PlanOptions& options)
+      : tree_(tree),
+        prices_(options.cost, tree),
+        lister_(tree, options, prices_),
+        states_(tree.nodes().size()),
+        step_of_(tree.num_samples() + 1, 0) {}
+
+  CutList run() {
+    request_states();
+    for (size_t v = states_.size(); v > 0; --v) {
+      // Deeper cuts inside the chain first: they are what shallower ones ask for.
+      for (size_t i = states_[v - 1].size(); i > 0; --i) price(states_[v - 1][i - 1]);
+    }
+    result_.cost = states_[0][0].asked[0].best[0].cost;
+    BANYAN_ASSERT(result_.cost < kNever, "cut: no way");
+    collect();
+    return std::move(result_);
+  }
+
+ private:
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+
+  int32_t last_of(const CutState& state) const { return tree_.nodes()[state.node].last; }
+
+  bool whole_fits(const CutState& state, int32_t first, int32_t last) const {
+    return lister_.fits(tree_.tokens(first, last) - state.depth, last - first, state.retained);
+  }
+
+  static auto key(const CutState& s) { return std::make_tuple(s.depth, s.retained, s.first); }
+
+  // Groups what was asked of node v at depths above `depth` (the others are done) into states,
+  // rounding retained tokens up where there are too many amounts.
+  void settle(int32_t v, int32_t depth) {
+    auto& wanted = requests_[v];
+    std::sort(wanted.begin(), wanted.end(), [](const CutState& a, const CutState& b) {
+      return key(a) < key(b);
+    });
+    const auto equal = [](const CutState& a, const CutState& b) { return key(a) == key(b); };
+    wanted.erase(std::unique(wanted.begin(), wanted.end(), equal), wanted.end());
+    auto& states = states_[v];
+    while (!states.empty() && states.back().state.depth > depth) states.pop_back();
+    for (size_t begin = 0; begin < wanted.size();) {
+      size_t end = begin;
+      std::vector<int64_t> amounts;
+      for (; end < wanted.size() && wanted[end].depth == wanted[begin].depth; ++end) {
+        const int64_t amount = wanted[end].retained;
+        if (amounts.empty() || amounts.back() != amount) amounts.push_back(amount);
+      }
+      if (wanted[begin].depth > depth) group(v, begin, end, amounts);
+      begin = end;
+    }
+  }
+
+  // Appends the states of requests [begin, end) of node v, all of one depth.
+  void group(int32_t v, size_t begin, size_t end, const std::vector<int64_t>& amounts) {
+    const auto& wanted = requests_[v];
+    const size_t count = std::min(amounts.size(), kMaxStates);
+    for (size_t i = 1; i <= count; ++i) {
+      const int64_t amount = amounts[amounts.size() * i / count - 1];
+      Priced& priced = states_[v].emplace_back();
+      priced.state = {v, wanted[begin].depth, amount, tree_.num_samples()};
+      for (; begin < end && wanted[begin].retained <= amount; ++begin) {
+        priced.asked.push_back({wanted[begin].first, {}});
+        priced.state.first = std::min(priced.state.first, wanted[begin].first);
+      }
+      auto& asked = priced.asked;
+      std::sort(asked.begin(), asked.end(), [](const Asked& a, const Asked& b) {
+        return a.first < b.first;
+      });
+      const auto equal = [](const Asked& a, const Asked& b) { return a.first == b.first; };
+      asked.erase(std::unique(asked.begin(), asked.end(), equal), asked.end());
+    }
+  }
+
+  void request_states() {
+    requests_.resize(states_.size());
+    requests_[0].push_back({});
+    for (int32_t v = 0; v < static_cast<int32_t>(states_.size()); ++v) {
+      settle(v, -1);
+      // A state may ask for deeper ones of the same node.
+      for (size_t i = 0; i < states_[v].size(); ++i) {
+        const CutState state = states_[v][i].state;
+        if (state.first == last_of(state) || whole_fits(state, state.first, last_of(state))) {
+          continue;
+        }
+        lister_.list(state, options_, holes_);
+        const size_t before = requests_[v].size();
+        for (const ChainOption& option : options_) {
+          lister_.for_each_below(
+              state, option, [&](const CutState& s) { requests_[s.node].push_back(s); });
+        }
+        if (requests_[v].size() > before) settle(v, state.depth);
+      }
+      requests_[v] = {};
+    }
+  }
+
+  // The priced state that stands for `wanted`: the same or the next larger amount retained.
+  const Priced& state_at(const CutState& wanted) const {
+    const auto& states = states_[wanted.node];
+    const auto at = std::lower_bound(
+        states.begin(), states.end(), wanted, [](const Priced& a, const CutState& b) {
+          return std::make_pair(a.state.depth, a.state.retained) <
+                 std::make_pair(b.depth, b.retained);
+        });
+    BANYAN_ASSERT(at != states.end() && at->state.depth == wanted.depth,
+                  "cut: a state that nobody asked for");
+    return *at;
+  }
+
+  const Asked& answer(const CutState& wanted) const {
+    const auto& asked = state_at(wanted).asked;
+    const auto at = std::lower_bound(
+        asked.begin(), asked.end(), wanted.first, [](const Asked& a, int32_t first) {
+          return a.first < first;
+        });
+    BANYAN_ASSERT(at != asked.end() && at->first == wanted.first, "cut: a sample nobody asked for");
+    return *at;
+  }
+
+  // What a block that starts at sample `at` costs beside its own tokens.
+  double start_cost(const CutState& state, int32_t at) const {
+    const double block = prices_.block(state.depth);
+    if (tree_.shared(at) <= state.depth) return block;
+    const double copy = prices_.copy(state.depth, tree_.shared(at));
+    return block + copy + (lister_.may_copy() ? 0.0 : prices_.penalty());
+  }
+
+  // What way 1 does not count of the closed block at the end.
+  double discount(const Stretch& stretch, int32_t last) const {
+    if (stretch.tail < 0) return 0.0;
+    const int64_t tokens = tree_.tokens(stretch.tail, last) - stretch.tail_depth;
+    const double fill = lister_.fill(tokens, last - stretch.tail, stretch.tail_retained);
+    return prices_.block(stretch.tail_depth) * (1.0 - fill);
+  }
+
+  void price(Priced& priced) {
+    const CutState& state = priced.state;
+    const int32_t last = last_of(state);
+    const bool fits = state.first == last || whole_fits(state, state.first, last);
+    for (int32_t way = 0; way < 2; ++way) {
+      if (!fits) walk(state, way);
+      for (Asked& asked : priced.asked) {
+        Stretch& best = asked.best[way];
+        if (asked.first == last) continue;
+        if (fits) {
+          best = closed(state, asked.first);
+          continue;
+        }
+        const Step& step = steps_[step_of_[asked.first]];
+        best = step.stretch;
+        if (step.at != asked.first) best.cost = kNever;  // inside a hole
+        if (way == 1) best.cost += discount(best, last);
+      }
+    }
+  }
+
+  // One closed block from `first` to the end.
+  Stretch closed(const CutState& state, int32_t first) const {
+    Stretch one;
+    one.cost = start_cost(state, first);
+    one.tail = first;
+    one.tail_depth = state.depth;
+    one.tail_retained = state.retained;
+    return one;
+  }
+
+  // Fills steps_ from the end of the interval to its first sample.
+  void walk(const CutState& state, int32_t way) {
+    const int32_t last = last_of(state);
+    std::fill(step_of_.begin() + state.first, step_of_.begin() + last + 1, 0);
+    lister_.list(state, options_, holes_);
+    const auto later = [](const auto& a, const auto& b) { return a.first > b.first; };
+    std::stable_sort(options_.begin(), options_.end(), later);
+    std::sort(holes_.begin(), holes_.end(), later);
+    steps_.assign(1, Step());
+    steps_[0].at = steps_[0].next = last;
+    step_of_[last] = 0;
+    queue_.clear();
+    size_t option = 0;
+    size_t hole = 0;
+    for (int32_t at = last - 1; at >= state.first; --at) {
+      if (hole < holes_.size() && at < holes_[hole].last) at = holes_[hole++].first;
+      Step step;
+      step.at = at;
+      step.stretch.cost = kNever;
+      try_closed(state, last, way, step);
+      for (; option < options_.size() && options_[option].first == at; ++option) {
+        try_option(state, static_cast<int32_t>(option), last, way, step);
+      }
+      const auto index = static_cast<int32_t>(steps_.size());
+      step_of_[at] = index;
+      steps_.push_back(step);
+      while (!queue_.empty() && steps_[queue_.back()].stretch.cost > step.stretch.cost) {
+        queue_.pop_back();
+      }
+      queue_.push_back(index);
+    }
+  }
+
+  // Closed blocks [step.at, i): to the end, or to the cheapest step within reach. queue_ holds the
+  // steps that may still become that one, ascending in cost, descending in position.
+  void try_closed(const CutState& state, int32_t last, int32_t way, Step& step) {
+    const double start = start_cost(state, step.at);
+    while (!queue_.empty() && !whole_fits(state, step.at, steps_[queue_.front()].at)) {
+      queue_.pop_front();
+    }
+    if (!queue_.empty()) {
+      step.next = steps_[queue_.front()].at;
+      step.stretch = steps_[queue_.front()].stretch;
+      step.stretch.cost += start;
+    }
+    if (!whole_fits(state, step.at, last)) return;
+    Stretch all = closed(state, step.at);
+    if (way == 1) all.cost -= discount(all, last);
+    if (all.cost > step.stretch.cost) return;
+    step.next = last;
+    step.stretch = all;
+  }
+
+  // Replaces `step` if the option is cheaper.
+  void try_option(const CutState& state, int32_t index, int32_t last, int32_t way, Step& step) {
+    const ChainOption& option = options_[index];
+    Stretch through[2];
+    through[0].cost = option.cost;
+    if (option.until > 0) {
+      through[0].tail = lister_.rest_of(option);
+      through[0].tail_depth = option.depth;
+      through[0].tail_retained = state.retained + option.retained;
+    }
+    through[1] = through[0];
+    const int32_t natural = lister_.for_each_below(state, option, [&](const CutState& s) {
+      if (s.first == last_of(s)) return;
+      const Asked& below = answer(s);
+      const double so_far = through[0].cost;
+      for (int32_t w = 0; w < 2; ++w) {
+        through[w] = below.best[w];
+        through[w].cost += so_far;
+      }
+    });
+    for (int32_t w = 0; w < 2; ++w) {
+      const int32_t after = step_of_[natural];
+      const int32_t joined = join(through[w], after);
+      for (const int32_t end : {after, joined}) {
+        double cost = through[w].cost + steps_[end].stretch.cost;
+        if (end == 0 && way == 1) cost -= discount(through[w], last);
+        if (cost >= step.stretch.cost) continue;
+        step.next = steps_[end].at;
+        step.option = index;
+        step.joined = end == after ? -1 : step.next;
+        step.way = w;
+        step.stretch = end == 0 ? through[w] : steps_[end].stretch;
+        step.stretch.cost = cost;
+      }
+    }
+  }
+
+  // The furthest step that the tail of `stretch` can be extended to; steps stand from the back to
+  // the front.
+  int32_t join(const Stretch& stretch, int32_t from) const {
+    if (stretch.tail < 0) return from;
+    int32_t low = 0, high = from;  // the answer is in [low, high]
+    while (low < high) {
+      const int32_t middle = (low + high) / 2;
+      const int32_t last = steps_[middle].at;
+      const int64_t tokens = tree_.tokens(stretch.tail, last) - stretch.tail_depth;
+      if (lister_.fits(tokens, last - stretch.tail, stretch.tail_retained)) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return low;
+  }
+
+  void emit_chain(const CutState& state, const ChainOption& option) {
+    int32_t ended = option.first;
+    const auto add = [&](int32_t carried, int64_t tokens, CarryPolicy policy) {
+      CutBlock block;
+      block.sample = option.first;
+      block.last = tree_.nodes()[option.node].last;
+      block.carried = carried;
+      block.tokens = tokens;
+      block.retained = state.retained;
+      block.open = true;
+      block.policy = policy;
+      for (; tree_.length(ended) <= carried + tokens; ++ended) ++block.num_ends;
+      result_.blocks.push_back(block);
+    };
+    const int64_t room = lister_.capacity(state.retained);
+    const int64_t pieces = (option.recomputed + room - 1) / room;
+    for (int64_t m = 0; m < pieces; ++m) {
+      const int64_t begin = m * option.recomputed / pieces;
+      const int64_t end = (m + 1) * option.recomputed / pieces;
+      add(static_cast<int32_t>(state.depth + begin), end - begin, CarryPolicy::kRecompute);
+    }
+    if (option.retained > 0) {
+      add(static_cast<int32_t>(option.depth - option.retained),
+          option.retained,
+          CarryPolicy::kRetain);
+    }
+    result_.forced += option.forced;
+  }
+
+  void emit_closed(const CutState& state, int32_t first, int32_t last) {
+    CutBlock block;
+    block.sample = first;
+    block.last = last;
+    block.carried = state.depth;
+    block.tokens = tree_.tokens(first, last) - state.depth;
+    block.retained = state.retained;
+    block.num_ends = last - first;
+    if (!lister_.may_copy() && tree_.shared(first) > state.depth) ++result_.forced;
+    result_.blocks.push_back(block);
+  }
+
+  void join_last(int32_t last) {
+    CutBlock& block = result_.blocks.back();
+    BANYAN_ASSERT(!block.open && block.last < last, "cut: nothing to join");
+    block.last = last;
+    block.tokens = tree_.tokens(block.sample, last) - block.carried;
+    block.num_ends = last - block.sample;
+  }
+
+  // Part of the plan that is still to be written out.
+  struct Todo {
+    enum class Kind : uint8_t { kState, kClosed, kChain, kJoin } kind = Kind::kState;
+    CutState state;
+    int32_t first = 0;  // of a state: where to begin, and which way
+    int32_t way = 0;
+    Step step;           // the others are steps of `state`
+    ChainOption option;  // of a chain
+  };
+
+  // Walks the cheapest choices depth first.
+  void collect() {
+    todo_.assign(1, Todo());
+    todo_.back().state = states_[0][0].state;
+    while (!todo_.empty()) {
+      const Todo now = todo_.back();
+      todo_.pop_back();
+      switch (now.kind) {
+        case Todo::Kind::kState:
+          expand(now);
+          break;
+        case Todo::Kind::kClosed:
+          emit_closed(now.state, now.step.at, now.step.next);
+          break;
+        case Todo::Kind::kChain:
+          follow(now);
+          break;
+        case Todo::Kind::kJoin:
+          join_last(now.step.joined);
+          break;
+      }
+    }
+  }
+
+  void follow(const Todo& chain) {
+    const ChainOption& option = chain.option;
+    emit_chain(chain.state, option);
+    if (option.until > 0) {
+      CutState inner = chain.state;
+      inner.depth = option.depth;
+      inner.retained += option.retained;
+      emit_closed(inner, lister_.rest_of(option), option.until);
+    }
+    const size_t size = todo_.size();
+    lister_.for_each_below(chain.state, option, [&](const CutState& s) {
+      if (s.first == last_of(s)) return;
+      todo_.emplace_back();
+      todo_.back().state = state_at(s).state;
+      todo_.back().first = s.first;
+    });
+    if (todo_.size() > size) todo_.back().way = chain.step.way;
+    std::reverse(todo_.begin() + static_cast<int64_t>(size), todo_.end());
+  }
+
+  void expand(const Todo& now) {
+    const CutState& state = now.state;
+    const int32_t last = last_of(state);
+    if (whole_fits(state, now.first, last)) {
+      emit_closed(state, now.first, last);
+      return;
+    }
+    walk(state, now.way);
+    const size_t size = todo_.size();
+    for (int32_t at = now.first; at < last;) {
+      Todo todo;
+      todo.state = state;
+      todo.step = steps_[step_of_[at]];
+      todo.kind = todo.step.option < 0 ? Todo::Kind::kClosed : Todo::Kind::kChain;
+      if (todo.step.option >= 0) todo.option = options_[todo.step.option];
+      todo_.push_back(todo);
+      if (todo.step.joined >= 0) {
+        todo.kind = Todo::Kind::kJoin;
+        todo_.push_back(todo);
+      }
+      at = todo.step.next;
+    }
+    std::reverse(todo_.begin() + static_cast<int64_t>(size), todo_.end());
+  }
+
+  const ForkTree& tree_;
+  const Prices prices_;
+  ChainLister lister_;
+  std::vector<std::vector<CutState>> requests_;  // per node
+  std::vector<std::vector<Priced>> states_;      // per node, ascending (depth, retained)
+  CutList result_;
+  std::vector<Todo> todo_;
+
+  // Working memory of one walk.
+  std::vector<ChainOption> options_;
+  std::vector<Hole> holes_;
+  std::vector<Step> steps_;
+  std::deque<int32_t> queue_;
+  std::vector<int32_t> step_of_;  // per sample
+};
+
+}  // namespace
+
+CutList cut(const ForkTree& tree, const PlanOptions& options) {
+  return Cutter(tree, options).run();
+}
+
+}  // namespace banyan::trie::detail
