@@ -8,6 +8,7 @@
 #include "banyan/trie/detail/assemble.h"
 #include "banyan/trie/detail/cutter.h"
 #include "banyan/trie/detail/fork_tree.h"
+#include "banyan/trie/detail/forward_cuts.h"
 #include "banyan/trie/detail/order.h"
 
 namespace banyan::trie {
@@ -49,6 +50,32 @@ detail::Cuts to_cuts(detail::Order order, const std::vector<detail::CutBlock>& b
   return cuts;
 }
 
+// Cuts anywhere in the packed order: everything stays merged.
+detail::Cuts to_forward_cuts(detail::Order order, const std::vector<detail::CutBlock>& blocks) {
+  detail::Cuts cuts;
+  cuts.order = std::move(order);
+  int64_t end = 0;
+  for (const detail::CutBlock& block : blocks) {
+    end += block.tokens;
+    cuts.ends.push_back(static_cast<int32_t>(end));
+  }
+  cuts.policies.assign(blocks.size(), CarryPolicy::kRetain);
+  return cuts;
+}
+
+std::string forced_warning(const PlanOptions& options, int64_t forced) {
+  const char* names[] = {"auto", "retain", "recompute", "replay"};
+  return ::banyan::detail::concat("sharing.carry=",
+                                  names[static_cast<int>(options.carry)],
+                                  " and ",
+                                  options.max_samples_per_block,
+                                  " samples per block (0 = any) cannot hold everywhere within ",
+                                  options.max_tokens_per_block,
+                                  " tokens: ",
+                                  forced,
+                                  " blocks go another way");
+}
+
 int64_t unique_tokens(const std::vector<Sample>& samples, const detail::Order& order) {
   int64_t tokens = 0;
   for (size_t i = 0; i < samples.size(); ++i) {
@@ -64,10 +91,17 @@ Plan plan(const std::vector<Sample>& samples, const PlanOptions& options) {
   detail::Order order = detail::order_samples(samples, options.build);
   if (samples.empty()) return {};
   const int64_t num_unique = unique_tokens(samples, order);
+  if (options.unshare_margin > 0.0) {
+    detail::unshare_trees(samples, options.cost, options.unshare_margin, order);
+  }
   const detail::ForkTree tree(samples, order);
-  const detail::CutList list = detail::cut(tree, options);
-  Plan plan = detail::assemble(samples, to_cuts(std::move(order), list.blocks), options);
+  const detail::CutList list =
+      options.for_backward ? detail::cut(tree, options) : detail::cut_forward(tree, options);
+  const detail::Cuts cuts = options.for_backward ? to_cuts(std::move(order), list.blocks)
+                                                 : to_forward_cuts(std::move(order), list.blocks);
+  Plan plan = detail::assemble(samples, cuts, options);
   plan.num_unique = num_unique;
+  if (list.forced > 0) plan.warnings.push_back(forced_warning(options, list.forced));
   return plan;
 }
 

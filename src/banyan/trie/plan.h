@@ -88,6 +88,9 @@ struct PlanOptions {
   int64_t max_samples_per_block = 0;  // samples that end in one block; 0 = no limit
   int64_t max_path_tokens = 0;        // longer samples are refused; 0 = no limit
   Carry carry = Carry::kAuto;
+  // A top-level tree whose sharing saves less than this part of its cost is taken apart into its
+  // samples; 0 keeps all that agrees.
+  double unshare_margin = 0.0;
   bool for_backward = true;  // false: scoring; forward and loss entries only, nothing is retained
   CostModel cost;
 };
@@ -106,8 +109,12 @@ struct Plan {
   std::vector<std::string> warnings;
 };
 
-// Cuts the batch into blocks under all limits at the least modelled cost. Deterministic and
-// independent of sample order. Throws [plan] on negative limits, [trie] as build.
+// Cuts the batch into blocks under all limits at the least modelled cost: for a pass with gradients
+// blocks are all open or all closed (detail/cutter.h), else any run of packed tokens
+// (detail/forward_cuts.h). A path longer than the budget is cut too. Where the limits leave no
+// other way, options.carry and max_samples_per_block give in and a warning says so. Deterministic
+// and independent of sample order. Throws [plan] on negative limits and on a sample longer than
+// max_path_tokens, [trie] as build. About linear in the tokens.
 Plan plan(const std::vector<Sample>& samples, const PlanOptions& options);
 
 // The plan whose blocks end in front of the given tokens of the batch's packed trie (ascending,

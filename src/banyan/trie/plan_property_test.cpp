@@ -57,8 +57,12 @@ void expect_right(const std::vector<Sample>& samples, const PlanOptions& options
       EXPECT_LE(ends, options.max_samples_per_block);
     }
     const bool open = !block.offered.empty();
-    if (options.carry == Carry::kReplay) EXPECT_FALSE(open);
-    if (open && options.carry == Carry::kRetain) EXPECT_EQ(block.policy, CarryPolicy::kRetain);
+    if (options.carry == Carry::kReplay) {
+      EXPECT_FALSE(open);
+    }
+    if (open && options.carry == Carry::kRetain) {
+      EXPECT_EQ(block.policy, CarryPolicy::kRetain);
+    }
     if (open && options.carry == Carry::kRecompute) {
       EXPECT_EQ(block.policy, CarryPolicy::kRecompute);
     }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "banyan/trie/cost_model.h"
 #include "banyan/trie/trie.h"
 
 namespace banyan::trie::detail {
@@ -19,6 +20,12 @@ struct Order {
 
 // Throws [trie] on an empty sample or on vectors of unequal length, naming the uid.
 Order order_samples(const std::vector<Sample>& samples, const BuildOptions& options);
+
+// Takes the trees apart whose sharing saves less than `margin` of their cost in tokens and pairs.
+void unshare_trees(const std::vector<Sample>& samples,
+                   const CostModel& cost,
+                   double margin,
+                   Order& order);
 
 // Lays out samples [begin, end) of the order. sample_end follows the order, not the batch.
 Trie pack(const std::vector<Sample>& samples, const Order& order, int32_t begin, int32_t end);
