@@ -81,6 +81,8 @@ def _from_file(key: str, name: str) -> Function:
     if path.suffix != ".py" or not path.is_file():
         raise UserError(f"{key}: wanted FILE.py:FUNCTION, got {name}: no such file: {path}")
     spec = importlib.util.spec_from_file_location(f"banyan_user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{key}: {path}: wanted a Python file (.py)")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
