@@ -264,6 +264,45 @@ TEST(Walk, LossAndGradientsDoNotDependOnTheBudget) {
   }
 }
 
+// A16 item 9: with the budget of the longest path, what is alive at one time is at most the
+// activations of that path and the K, V and gradients of its tokens.
+TEST(Walk, ABudgetOfTheLongestPathBoundsTheMemory) {
+  testing::RandomTrieOptions shape;
+  shape.vocab = kVocab;
+  shape.depth = 5;
+  shape.max_fan_out = 3;
+  shape.max_segment = 24;
+  shape.max_samples = 40;
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    shape.seed = seed;
+    const std::vector<Sample> samples = testing::random_samples(shape);
+    Sample longest =
+        *std::max_element(samples.begin(), samples.end(), [](const Sample& a, const Sample& b) {
+          return a.tokens.size() < b.tokens.size();
+        });
+    longest.scored.clear();
+    const auto model = model_of(4, kBf16);
+    const WalkStats alone = run(*model, trie::plan({longest}, {})).stats;
+    const auto budget = static_cast<int64_t>(longest.tokens.size());
+    const models::ModelShape& sizes = model->shape();
+    const int64_t kv_bytes = sizes.layers * sizes.kv_heads * sizes.head_dim * 2 * (2 + 4);
+    for (const trie::Carry carry : {trie::Carry::kRetain, trie::Carry::kRecompute}) {
+      trie::PlanOptions options;
+      options.carry = carry;
+      options.max_tokens_per_block = budget;
+      const trie::Plan plan = trie::plan(samples, options);
+      const WalkStats stats = run(*model, plan).stats;
+      EXPECT_GT(plan.blocks.size(), 1u);
+      EXPECT_EQ(plan.num_computed, plan.num_unique);
+      EXPECT_LE(stats.peak_live_tokens, budget);
+      EXPECT_LE(stats.peak_activation_bytes, alone.peak_activation_bytes);
+      EXPECT_GT(stats.peak_carry_bytes, 0);
+      EXPECT_LE(stats.peak_carry_bytes, budget * kv_bytes);
+    }
+    EXPECT_GT(run(*model, trie::plan(samples, {})).stats.peak_live_tokens, 2 * budget);
+  }
+}
+
 TEST(Walk, AMiniBatchScopeIsOneCallWhateverTheCut) {
   const OneThread one_thread;
   for (const testing::TrieCase& c : testing::trie_cases(5, kVocab)) {
