@@ -34,10 +34,15 @@ void check_gdpo(const AdvantageOptions& options) {
   }
 }
 
-void check_shape(const char* what, const PerToken& values, const PerToken& like) {
+// One number per token of `like`, in every row that takes part (others may be empty).
+template <typename Row>
+void check_shape(const char* what,
+                 const std::vector<Row>& values,
+                 const PerToken& like,
+                 const std::vector<uint8_t>& valid) {
   BANYAN_ASSERT(values.size() == like.size(), what, ": ", values.size(), " rows, ", like.size());
   for (size_t row = 0; row < like.size(); ++row) {
-    BANYAN_ASSERT(values[row].size() == like[row].size(),
+    BANYAN_ASSERT(!valid[row] || values[row].size() == like[row].size(),
                   what,
                   " of row ",
                   row,
@@ -61,14 +66,18 @@ void check_input(const Advantage& estimator,
                 " groups, ",
                 input.valid.size(),
                 " flags");
-  if (estimator.needs_value) check_shape("values", input.value, input.token_reward);
+  const auto check = [&](const char* what, const auto& values) {
+    check_shape(what, values, input.token_reward, input.valid);
+  };
+  if (estimator.needs_value) check("values", input.value);
   if (estimator.needs_greedy) {
     BANYAN_ASSERT(input.greedy_score.size() == size, "advantages: no greedy scores");
   }
   if (estimator.needs_sum_squares) {
-    check_shape("old_log_prob", input.old_log_prob, input.token_reward);
-    check_shape("sum_squares", input.sum_squares, input.token_reward);
-    if (!input.weight.empty()) check_shape("weight", input.weight, input.token_reward);
+    check("old_log_prob", input.old_log_prob);
+    check("sum_squares", input.sum_squares);
+    if (!input.weight.empty()) check("weight", input.weight);
+    if (!input.position.empty()) check("position", input.position);
   }
   if (!estimator.needs_components) return;
   for (const std::string& key : options.gdpo_reward_keys) {
@@ -111,8 +120,9 @@ AdvantageResult compute_advantages(const std::string& name,
   const Advantage estimator = advantage(name);
   check_input(estimator, input, options);
   AdvantageResult result = estimator.function(input, options);
-  check_shape("advantages", result.advantage, input.token_reward);
-  check_shape("returns", result.returns, input.token_reward);
+  const std::vector<uint8_t> all(input.token_reward.size(), 1);
+  check_shape("advantages", result.advantage, input.token_reward, all);
+  check_shape("returns", result.returns, input.token_reward, all);
   return result;
 }
 

@@ -229,7 +229,7 @@ TEST(Advantages, OutputsOfOneTrajectoryCountOnceAndShareTheAdvantage) {
 TEST(Advantages, RowsThatAreNotValidTakeNoPart) {
   AdvantageInput input = outcomes({0, 0, 0}, {1.0, 0.0, 99.0}, {1, 1, 2});
   input.valid = {1, 1, 0};
-  input.value = {{0.0}, {0.0}, {0.0, 0.0}};
+  input.value = {{0.0}, {0.0}, {}};  // nothing is computed for a row that is not valid
   for (const char* name : {"grpo", "rloo", "gae", "reinforce_plus_plus"}) {
     const AdvantageResult result = compute_advantages(name, input, {});
     EXPECT_EQ(result.advantage[2], (Row{0.0, 0.0})) << name;
