@@ -134,7 +134,7 @@ def _place(error: BaseException, path: Path) -> str:
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == str(path)
+        if Path(frame.filename).resolve() == path.resolve()
     ]
     where = f" (line {lines[-1]})" if lines else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -166,6 +166,14 @@ def test_wrong_advantages_are_named(body, error, wanted, tmp_path):
     assert name in str(caught.value)
 
 
+def test_a_relative_path_still_gives_the_line(tmp_path, monkeypatch):
+    write(tmp_path, "def loss(log_prob):\n    x = 1\n    return x / 0\n")
+    monkeypatch.chdir(tmp_path)
+    register(loss="mine.py:loss")
+    with pytest.raises(RunError, match=r"mine\.py:loss failed: ZeroDivisionError.*\(line 3\)"):
+        _C.policy_loss("mine.py:loss", two_tokens())
+
+
 def test_a_name_that_was_not_loaded_is_refused():
     with pytest.raises(ValueError, match=r"wanted a loaded function 'nobody\.py:loss', got none"):
         _C.policy_loss("nobody.py:loss", two_tokens())
