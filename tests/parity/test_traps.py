@@ -32,6 +32,35 @@ BASE = [
 ]
 
 
+def carried(policy: str, tokens: int) -> dict:
+    """Keys of a run that cuts its tries at `tokens` and carries gradients across the cuts."""
+    return {
+        "actor_rollout_ref__sharing__mode": "on",
+        "actor_rollout_ref__sharing__carry": policy,
+        "actor_rollout_ref__sharing__max_tokens_per_block": tokens,
+    }
+
+
+def longest_path(trajectories) -> int:
+    return max(len(t["prompt"]) + len(t["response"]) for t in trajectories)
+
+
+def test_row_01_cuts_lose_sharing(tmp_path):
+    """There, sharing ends at the micro-batch. Here a cut batch computes each unique token once."""
+    _, path = write_model("llama", tmp_path)
+    trajectories, advantages = random_batch(2, "two_levels")
+    result = compare(
+        path,
+        "fp64",
+        trajectories,
+        advantages,
+        1e-10,
+        **carried("recompute", longest_path(trajectories)),
+    )
+    assert result["num_blocks"] > 1
+    assert result["computed_tokens"] == result["unique_tokens"] < result["logical_tokens"]
+
+
 def test_row_02_first_rows_of_a_large_group_unshared():
     """There, min_group_size=N leaves the first N - 1 rows alone, and a deep match never retreats to a shallower one."""
     rows = [[1, 2, 3, 10], [1, 2, 3, 20], [1, 2, 3, 30], [1, 2, 9, 40]]
@@ -104,6 +133,23 @@ def test_row_05_every_row_padded_to_the_alignment(tmp_path):
     samples = {tuple(t["prompt"] + t["response"]) for t in trajectories}
     prefixes = {sample[: n + 1] for sample in samples for n in range(len(sample))}
     assert result["computed_tokens"] == len(prefixes)
+
+
+@pytest.mark.parametrize("policy", ["retain", "recompute", "replay", "auto"])
+def test_row_06_wrong_gradients_under_recompute(policy, tmp_path):
+    """There, a layer recomputed in the backward runs unshared on trimmed rows: wrong gradients, no error."""
+    _, path = write_model("qwen3", tmp_path)
+    trajectories, advantages = random_batch(9, "deep")
+    result = compare(
+        path,
+        "fp64",
+        trajectories,
+        advantages,
+        1e-10,
+        **carried(policy, longest_path(trajectories)),
+    )
+    assert result["num_blocks"] > 1
+    assert (result["recomputed_tokens"] > 0) or policy != "recompute"
 
 
 @pytest.mark.parametrize(

@@ -234,8 +234,12 @@ def test_own_yaml_files_build_on_the_shipped_ones(tmp_path):
         resolve(BASE, "text", tmp_path, environ={})
 
 
-def test_verls_second_entry_point():
-    assert resolve(BASE, "ppo_megatron_trainer", environ={}).tree == tree_of().tree
+def test_verls_second_entry_point_keeps_the_end_of_long_prompts():
+    second = resolve(BASE, "ppo_megatron_trainer", environ={})
+    assert second["data.truncation"] == "left"
+    assert second.tree == tree_of("data.truncation=left").tree
+    explicit = resolve([*BASE, "data.truncation=error"], "ppo_megatron_trainer", environ={})
+    assert explicit.tree == tree_of().tree
 
 
 def test_defaults_hold_every_key_and_null_where_one_must_be_given():
