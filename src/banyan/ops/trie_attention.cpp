@@ -329,7 +329,11 @@ AttentionGradients TrieAttention::backward_native(int64_t layer,
   input.chunks = index_->chunks->chunks.data();
   input.num_chunks = static_cast<int64_t>(index_->chunks->chunks.size());
   input.first_own = index_->chunks->first_own;
-  input.max_depth = index_->chunks->max_depth;
+  input.runs = index_->chunks->runs.data();
+  input.num_runs = static_cast<int64_t>(index_->chunks->runs.size());
+  input.turns = index_->chunks->turns.data();
+  input.tile_turns = index_->chunks->tile_turns.data();
+  input.num_tiles = static_cast<int64_t>(index_->chunks->tile_turns.size());
   kernels::attend_backward(input,
                            {.dq = bf16_bits(result.dq),
                             .dk = bf16_bits(result.dk),

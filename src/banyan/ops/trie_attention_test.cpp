@@ -233,6 +233,30 @@ TEST(TrieAttention, ANanReachesNoOtherBranch) {
   }
 }
 
+// Neighbouring branches share tiles of queries, and their gradients stay apart.
+TEST(TrieAttention, ANanReachesNoGradientOffItsPath) {
+  const Heads heads{4, 2, 16};
+  const trie::Trie trie = trie::build(fork_samples(10, {5, 6, 70, 7, 1, 1}));
+  for (const int32_t sample : {0, 1, 2, 4}) {
+    const Inputs inputs = random_inputs(trie.num_tokens(), heads, 3, true).to(at::kBFloat16);
+    const int32_t bad = trie.path(sample).back();
+    for (const at::Tensor& x : {inputs.q, inputs.k, inputs.v, inputs.grad_out}) {
+      x.select(0, bad).fill_(NAN);
+    }
+    TrieAttention attention(trie, kNativeBf16);
+    const Result got = run(attention, inputs, heads.scale());
+    for (int32_t t = 0; t < trie.num_tokens(); ++t) {
+      const bool on_path = t <= bad && bad < trie.tout[t];
+      const auto has_nan = [&](const at::Tensor& x) {
+        return x.select(0, t).isnan().any().item<bool>();
+      };
+      EXPECT_TRUE(on_path || !has_nan(got.dq)) << sample << ' ' << t;
+      EXPECT_EQ(has_nan(got.dk), on_path) << sample << ' ' << t;
+      EXPECT_EQ(has_nan(got.dv), on_path) << sample << ' ' << t;
+    }
+  }
+}
+
 TEST(TrieAttention, RepeatedRunsAndThreadCountsGiveEqualBits) {
   const Heads heads{9, 3, 64};
   const trie::Trie trie = trie::build(fork_samples(150, {40, 30, 65, 20, 1, 1, 128}));
@@ -329,24 +353,42 @@ TEST(TrieIndex, TilesInsideATrunkAreSharedAndForksAreNot) {
   EXPECT_EQ(straddling, (std::vector<int32_t>{128, 129, 130, 131, 132}));
 }
 
-TEST(TrieIndex, ChunksListTheirSubtreesAndPaths) {
-  const trie::Trie trie = trie::build(fork_samples(70, {3, 70}));
+TEST(TrieIndex, ChunksListTheirSubtreesAndRunsTakeTurns) {
+  const trie::Trie trie = trie::build(fork_samples(300, {3, 70}));
   const detail::TrieChunks chunks = detail::build_chunks(trie);
-  ASSERT_EQ(chunks.chunks.size(), 5u);
-  std::vector<int32_t> begin, offset, subtree_end, parent, depth;
+  std::vector<int32_t> begin, offset, subtree_end;
   for (const kernels::TrieChunk& chunk : chunks.chunks) {
     begin.push_back(chunk.begin);
     offset.push_back(chunk.offset);
     subtree_end.push_back(chunk.subtree_end);
-    parent.push_back(chunk.parent);
-    depth.push_back(chunk.depth);
   }
-  EXPECT_EQ(begin, (std::vector<int32_t>{0, 64, 70, 73, 137}));
-  EXPECT_EQ(offset, (std::vector<int32_t>{0, 64, 80, 96, 160}));
-  EXPECT_EQ(subtree_end, (std::vector<int32_t>{5, 5, 3, 5, 5}));
-  EXPECT_EQ(parent, (std::vector<int32_t>{-1, 0, 1, 1, 3}));
-  EXPECT_EQ(depth, (std::vector<int32_t>{0, 1, 2, 2, 3}));
-  EXPECT_EQ(chunks.max_depth, 3);
+  EXPECT_EQ(begin, (std::vector<int32_t>{0, 64, 128, 192, 256, 300, 303, 367}));
+  EXPECT_EQ(offset, (std::vector<int32_t>{0, 64, 128, 192, 256, 304, 320, 384}));
+  EXPECT_EQ(subtree_end, (std::vector<int32_t>{373, 373, 373, 373, 373, 303, 373, 373}));
+  std::vector<int32_t> first_chunk, first_tile, last_tile;
+  for (const kernels::ChunkRun& run : chunks.runs) {
+    first_chunk.push_back(run.first_chunk);
+    first_tile.push_back(run.first_tile);
+    last_tile.push_back(run.last_tile);
+  }
+  EXPECT_EQ(first_chunk, (std::vector<int32_t>{0, 4, 5, 6}));
+  EXPECT_EQ(first_tile, (std::vector<int32_t>{0, 4, 4, 4}));
+  EXPECT_EQ(last_tile, (std::vector<int32_t>{6, 6, 5, 6}));
+  // Tiles 0 to 3 are seen by the first run alone, 4 by all four, 5 by all but the short branch.
+  EXPECT_EQ(chunks.turns, (std::vector<int32_t>{0, 0, 0, 0, 0, 0, 1, 1, 2, 3, 2}));
+  EXPECT_EQ(chunks.tile_turns, (std::vector<int32_t>{1, 1, 1, 1, 4, 3}));
+}
+
+TEST(TrieIndex, CarriedTokensAreChunksWithoutQueries) {
+  const trie::Trie trie = trie::build(fork_samples(70, {3, 70}));
+  const detail::TrieChunks chunks = detail::build_chunks(trie, /*num_carried=*/68);
+  EXPECT_EQ(chunks.first_own, 2);
+  EXPECT_EQ(chunks.chunks[1].end, 68);
+  EXPECT_EQ(chunks.chunks[2].begin, 68);
+  EXPECT_EQ(chunks.tile_turns.size(), 2u);  // 75 queries
+  EXPECT_EQ(chunks.runs[0].last_chunk, 3);  // carried and own chunks of one path together
+  EXPECT_EQ(chunks.runs[0].first_tile, 0);
+  EXPECT_EQ(chunks.runs[0].last_tile, 2);
 }
 
 TEST(TrieIndex, EndsOfSamplesDoNotCutTilesOrChunks) {

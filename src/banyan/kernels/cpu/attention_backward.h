@@ -1,13 +1,17 @@
 // Attention backward over one packed trie, bf16 with fp32 accumulation.
 //
-// The packed tokens are cut into *chunks* of at most 64 tokens of one segment. With P = e^(scale S
-// - lse), dP = dO Vᵀ, delta = rowsum(dO * O) and dS = P * (dP - delta):
-//   pass 1, per key chunk:    dV = sum bf16(P)ᵀ dO,  dK = scale sum bf16(dS)ᵀ Q   over the chunks
-//   of its
-//                             subtree, which follow one another, in ascending order, query heads in
-//                             order
-//   pass 2, per query chunk:  dQ = scale sum bf16(dS) K   over the chunks of its path, root first
-// Every output has one writer and one order of summation; nothing is atomic (specification A4).
+// Keys are cut into *chunks* of at most 64 tokens of one path, chunks that follow one another on it
+// are taken together in *runs* of up to kRunChunks, queries are cut into *tiles* of 64 packed
+// tokens, whatever paths they are on. With P = e^(scale S - lse), dP = dO Vᵀ, delta = rowsum(dO *
+// O) and dS = P * (dP - delta), one work item is one run and the tiles of its subtree, which follow
+// one another:
+//   dV = sum bf16(P)ᵀ dO,  dK = scale sum bf16(dS)ᵀ Q   over the tiles, ascending, query heads in
+//   order
+//   dQ of a tile += bf16(dS) K
+// dK and dV have one writer. dQ of a tile has several, which take turns: the runs that the tile
+// sees add to it in packed order (on a path: root first), each when the one before has. Runs are
+// handed out in that order, so the one that a thread waits for is always running or done; and every
+// sum has one order whatever the threads (specification A4).
 //
 // Keys of the first chunks may be *carried* from other blocks (specification A12): they have no
 // query here, and their sums are added to accumulators. A token that later blocks attended to has
@@ -21,14 +25,22 @@
 
 namespace banyan::kernels {
 
+// A tile of queries that comes from far in memory is read once for so many chunks.
+inline constexpr int64_t kRunChunks = 4;
+
 struct TrieChunk {
   int32_t begin = 0;  // packed tokens [begin, end), 1..64 of them
   int32_t end = 0;
-  int32_t offset = 0;  // sum of round_up(size, 16) of the chunks before
-  int32_t subtree_end =
-      0;                // chunks [this, subtree_end) hold the subtree of the chunk's first token
-  int32_t parent = -1;  // the chunk before on the path, or -1
-  int32_t depth = 0;    // chunks before it on the path
+  int32_t offset = 0;       // sum of round_up(size, 16) of the chunks before
+  int32_t subtree_end = 0;  // packed tokens [begin, subtree_end) hold the subtree of `begin`
+};
+
+struct ChunkRun {
+  int32_t first_chunk = 0;  // chunks [first_chunk, last_chunk), 1..kRunChunks of them
+  int32_t last_chunk = 0;
+  int32_t first_tile = 0;  // tiles [first_tile, last_tile) hold the queries of their subtrees
+  int32_t last_tile = 0;
+  int32_t turns = 0;  // its turn at tile first_tile + i is turns[this + i]
 };
 
 struct AttendBackwardInput {
@@ -42,8 +54,13 @@ struct AttendBackwardInput {
   const uint16_t* const* v = nullptr;  // [T]
   const TrieChunk* chunks = nullptr;   // in packed order; none holds tokens before and after C
   int64_t num_chunks = 0;
-  int64_t first_own = 0;  // chunks of tokens [C, T)
-  int64_t max_depth = 0;  // largest `depth`
+  int64_t first_own = 0;           // chunks of tokens [C, T)
+  const ChunkRun* runs = nullptr;  // in packed order
+  int64_t num_runs = 0;
+  const int32_t* turns = nullptr;       // of every run at every tile of it: 0, 1, ... per tile
+  const int32_t* tile_turns = nullptr;  // [tiles]: turns of each tile
+  int64_t num_tiles = 0;                // ceil((T - C) / 64)
+  int64_t num_queries() const { return chunks[num_chunks - 1].end - num_carried; }  // T - C
 };
 
 struct AttendGradients {
@@ -56,8 +73,8 @@ struct AttendGradients {
   float* const* dv_sums = nullptr;
 };
 
-// `packs` holds the packed operands of one kv head: (3 + 4 H / K) D bf16 per token, 3 D per carried
-// one.
+// `packs` holds the operands of one kv head: (3 + 6 H / K) D times two bytes per token, 3 D per
+// carried one.
 void attend_backward(const AttendBackwardInput& input,
                      const AttendGradients& gradients,
                      Scratch& packs);

@@ -79,42 +79,59 @@ TrieTiles build_tiles(const trie::Trie& trie, int64_t num_carried) {
   return tiles;
 }
 
+namespace {
+
+// Chunks [first, last) of one chain as runs, and their turns.
+void add_runs(int32_t first, int32_t last, int32_t carried, TrieChunks& result) {
+  const auto tile = static_cast<int32_t>(kTileTokens);
+  for (int32_t chunk = first; chunk < last;) {
+    kernels::ChunkRun run;
+    run.first_chunk = chunk;
+    run.last_chunk = std::min(chunk + static_cast<int32_t>(kernels::kRunChunks), last);
+    run.turns = static_cast<int32_t>(result.turns.size());
+    const kernels::TrieChunk& front = result.chunks[chunk];
+    const int32_t begin = std::max(front.begin - carried, 0);  // queries [begin, end)
+    const int32_t end = front.subtree_end - carried;
+    if (begin < end) {
+      run.first_tile = begin / tile;
+      run.last_tile = (end - 1) / tile + 1;
+    }
+    for (int32_t t = run.first_tile; t < run.last_tile; ++t) {
+      result.turns.push_back(result.tile_turns[t]++);
+    }
+    result.runs.push_back(run);
+    chunk = run.last_chunk;
+  }
+}
+
+}  // namespace
+
 TrieChunks build_chunks(const trie::Trie& trie, int64_t num_carried) {
   TrieChunks result;
-  std::vector<kernels::TrieChunk>& chunks = result.chunks;
-  const std::vector<Chain> chains = build_chains(trie);
-  std::vector<int32_t> last_of_chain(chains.size());
-  std::vector<int32_t> first_at(trie.tok.size() + 1,
-                                0);  // packed token -> first chunk not before it
+  const auto carried = static_cast<int32_t>(num_carried);
+  const auto tile = static_cast<int32_t>(kTileTokens);
+  result.tile_turns.assign((trie.num_tokens() - carried + tile - 1) / tile, 0);
   int64_t offset = 0;
-  for (size_t c = 0; c < chains.size(); ++c) {
-    const Chain& chain = chains[c];
-    int32_t parent = chain.parent < 0 ? -1 : last_of_chain[chain.parent];
+  for (const Chain& chain : build_chains(trie)) {
+    const auto first = static_cast<int32_t>(result.chunks.size());
     for (int32_t begin = chain.begin; begin < chain.end;) {
       kernels::TrieChunk chunk;
       chunk.begin = begin;
-      chunk.end = std::min<int32_t>(begin + kTileTokens, chain.end);
-      if (begin < num_carried) {
-        chunk.end = std::min<int32_t>(chunk.end, static_cast<int32_t>(num_carried));
+      chunk.end = std::min(begin + tile, chain.end);
+      if (begin < carried) {
+        chunk.end = std::min(chunk.end, carried);
         ++result.first_own;
       }
       chunk.offset = static_cast<int32_t>(offset);
-      chunk.subtree_end = chain.tout;  // a packed token for now
-      chunk.parent = parent;
-      chunk.depth = parent < 0 ? 0 : chunks[parent].depth + 1;
-      result.max_depth = std::max<int64_t>(result.max_depth, chunk.depth);
+      chunk.subtree_end = chain.tout;
       offset += kernels::round_up(chunk.end - chunk.begin, kernels::kRowStep);
       BANYAN_ASSERT(offset <= INT32_MAX, "[trie_attention] padded tokens: ", offset);
-      parent = static_cast<int32_t>(chunks.size());
-      first_at[begin] = parent;
-      chunks.push_back(chunk);
+      result.chunks.push_back(chunk);
       begin = chunk.end;
     }
-    last_of_chain[c] = parent;
+    add_runs(first, static_cast<int32_t>(result.chunks.size()), carried, result);
+    BANYAN_ASSERT(result.turns.size() <= INT32_MAX, "[trie_attention] turns");
   }
-  first_at[trie.tok.size()] = static_cast<int32_t>(chunks.size());
-  // A subtree ends where another chain begins, so at the first token of a chunk.
-  for (kernels::TrieChunk& chunk : chunks) chunk.subtree_end = first_at[chunk.subtree_end];
   return result;
 }
 
