@@ -64,7 +64,7 @@ def apply(leaves: dict[str, Any], environ: Mapping[str, str]) -> list[str]:
     if switch is None:
         switch = environment_switch(environ)
     if switch is not False:
-        notes += _move(_checked(place, given, switch, leaves, environ), given, place, leaves)
+        notes += _move(_checked(place, given, leaves, environ), given, place, leaves)
     _switch(leaves, switch, "enable_prefix_sharing" in given, environ, notes)
     _observe(leaves, raw is not None or switch is not None, environ)
     notes += [
@@ -111,7 +111,6 @@ def _take(leaves: dict[str, Any], place: str) -> Any:
 def _checked(
     place: str,
     given: dict[str, Any],
-    switch: bool | None,
     leaves: dict[str, Any],
     environ: Mapping[str, str],
 ) -> PrefixSharingConfig:
@@ -163,6 +162,8 @@ def _move(
     if config.validate_precision and f"{HOME}.verify" in leaves:
         leaves[f"{HOME}.verify"] = "first"
         notes.append(f"{HOME}.verify=first: from validate_precision")
+    if config.backend != given.get("backend", "torch_ref"):
+        notes.append(f"PREFIX_SHARING_BACKEND={config.backend}: read as the backend")
     if config.backend in ("reference", "aten"):
         leaves["banyan.kernels"] = "aten"
         notes.append(f"banyan.kernels=aten: from the backend {config.backend}")

@@ -67,7 +67,7 @@ class PrefixSharingConfig:
         stages = _field(model, "pipeline_model_parallel_size", None)
         if stages is None:
             stages = _field(model, "pipeline_parallel_size", 1)
-        if stages < 1:
+        if not isinstance(stages, int) or stages < 1:
             raise PrefixSharingConfigError(
                 f"pipeline_model_parallel_size={stages}: wanted at least 1"
             )
