@@ -168,6 +168,36 @@ TEST_P(FinetuneObjective, CutsAndSharingDoNotChangeTheStep) {
   }
 }
 
+// In the trie's order both chosen answers come first: blocks of two samples tear every pair.
+TEST_P(FinetuneObjective, TornPairsAreRunOnceMoreAndCountOnce) {
+  const ScratchDir scratch("torn");
+  const std::string model = testing::write_tiny_model(scratch);
+  const std::vector<Example> rows = {{sample(1, {40, 5}), sample(1, {60, 5, 6})},
+                                     {sample(1, {41, 5}), sample(1, {61})},
+                                     {sample(2, {40, 5}), sample(2, {60})},
+                                     {sample(2, {41}), sample(2, {61, 9})}};
+  std::vector<Metrics> steps;
+  for (const bool whole : {true, false}) {
+    FinetuneConfig config = tiny(model, scratch / (whole ? "whole" : "torn"));
+    config.preference = preference(GetParam());
+    config.dtype = "float64";
+    config.data.use_dynamic_bsz = whole;
+    config.data.micro_batch_size_per_gpu = 1;
+    config.trainer.total_training_steps = 2;
+    FakeFinetuneHost host(rows, rows);
+    finetune(config, host);
+    steps.push_back(host.logged.at(2));
+  }
+  for (const auto& [name, value] : steps[0]) {
+    const bool is_result = name.starts_with("rewards/") || name.starts_with("val/") ||
+                           name == "train/loss" || name == "train/grad_norm";
+    if (!is_result) continue;
+    EXPECT_NEAR(value, steps[1].at(name), 1e-10) << name;
+  }
+  EXPECT_EQ(steps[0].at("trie/computed_tokens"), steps[0].at("trie/unique_tokens"));
+  EXPECT_GE(steps[1].at("trie/computed_tokens"), 2 * steps[1].at("trie/unique_tokens"));
+}
+
 INSTANTIATE_TEST_SUITE_P(All,
                          FinetuneObjective,
                          ::testing::Values("dpo", "ipo", "reward_model"),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "banyan/core/error.h"
@@ -13,21 +14,6 @@
 namespace banyan::train {
 namespace detail {
 namespace {
-
-// True if every loss entry of the plan completes both samples of a pair or none.
-bool pairs_stay_together(const trie::Plan& plan, size_t num_samples) {
-  std::vector<int32_t> entry_of(num_samples, -1);
-  for (size_t e = 0; e < plan.entries.size(); ++e) {
-    if (plan.entries[e].action != trie::Action::kLoss) continue;
-    for (const int32_t s : plan.blocks[plan.entries[e].block].samples) {
-      entry_of[s] = static_cast<int32_t>(e);
-    }
-  }
-  for (size_t s = 0; s + 1 < num_samples; s += 2) {
-    if (entry_of[s] != entry_of[s + 1]) return false;
-  }
-  return true;
-}
 
 BatchResult empty_result(const trie::Plan& plan) {
   BatchResult out;
@@ -67,20 +53,22 @@ BatchResult train_pass(const Pass& pass,
                        const Evaluate& evaluate) {
   const trie::Plan plan = trie::plan(samples, pass.options);
   BatchResult result = empty_result(plan);
-  const LossScope scope = pairs && !pairs_stay_together(plan, samples.size())
-                              ? LossScope::kMiniBatch
-                              : LossScope::kSample;
-  const WalkStats stats = walk(pass.model,
-                               plan,
-                               pass.head,
-                               scope,
-                               [&](const std::vector<int32_t>& which, const TokenOutputs& outputs) {
-                                 Evaluated evaluated = evaluate(which, outputs);
-                                 result.loss += evaluated.loss;
-                                 algo::merge(evaluated.metrics, result.metrics);
-                                 return std::move(evaluated.gradients);
-                               });
-  result.computed_tokens += stats.num_scored_before;
+  std::optional<SplitPairs> split;
+  if (pairs) {
+    split.emplace(pass, plan, samples);
+    result.computed_tokens += split->num_computed();
+  }
+  walk(pass.model,
+       plan,
+       pass.head,
+       LossScope::kSample,
+       [&](const std::vector<int32_t>& which, const TokenOutputs& outputs) {
+         Evaluated evaluated =
+             split ? split->evaluate(evaluate, which, outputs) : evaluate(which, outputs);
+         result.loss += evaluated.loss;
+         algo::merge(evaluated.metrics, result.metrics);
+         return std::move(evaluated.gradients);
+       });
   return result;
 }
 

@@ -1,6 +1,7 @@
 // What the objectives share: a batch's samples, its plan, and the pass over it.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -29,6 +30,25 @@ struct Pass {
   models::CausalLM& model;
   trie::PlanOptions options;
   HeadSpec head;
+};
+
+// Pairs (samples 2p and 2p + 1) that a plan completes in two loss entries.
+class SplitPairs {
+ public:
+  // Runs their samples forward, without gradients; does nothing if no pair is split.
+  SplitPairs(const Pass& pass, const trie::Plan& plan, const std::vector<Sample>& samples);
+
+  // `loss` on the pairs that samples `which` belong to, with gradients for those samples. Each pair
+  // is counted in loss and metrics once over the walk.
+  Evaluated evaluate(const Evaluate& loss,
+                     const std::vector<int32_t>& which,
+                     const TokenOutputs& outputs) const;
+
+  int64_t num_computed() const { return num_computed_; }  // tokens of that forward
+
+ private:
+  std::vector<at::Tensor> values_;  // per sample; undefined: its pair is whole
+  int64_t num_computed_ = 0;
 };
 
 // Plans the samples and walks the plan with gradients. `pairs`: samples 2p and 2p + 1 enter one
