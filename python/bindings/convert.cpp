@@ -36,6 +36,10 @@ py::dict to_dict(const Trajectory& trajectory) {
   out["response_mask"] =
       std::vector<int>(trajectory.response_mask.begin(), trajectory.response_mask.end());
   out["rollout_log_probs"] = trajectory.rollout_log_probs;
+  if (!trajectory.sampled_log_probs.empty()) {
+    out["sampled_log_probs"] = trajectory.sampled_log_probs;
+  }
+  if (trajectory.reward_model_score) out["reward_model_score"] = *trajectory.reward_model_score;
   out["finish"] = name_of(trajectory.finish);
   return out;
 }

@@ -3,7 +3,9 @@
 #include <ATen/ops/full.h>
 
 #include "banyan/core/error.h"
+#include "banyan/train/checks.h"
 #include "banyan/train/config_json.h"
+#include "banyan/train/critic.h"
 #include "banyan/train/trainer.h"
 #include "banyan/train/update.h"
 #include "convert.h"
@@ -52,6 +54,13 @@ class PythonHost final : public PythonRunHost<Host> {
       scores.push_back(score_from(item.cast<py::dict>()));
     return scores;
   }
+  std::vector<std::vector<int32_t>> reward_model_tokens(const std::vector<Trajectory>& trajectories,
+                                                        bool validation) override {
+    py::gil_scoped_acquire acquire;
+    const py::object tokens = host_.attr("reward_model_tokens")(dicts(trajectories), validation);
+    if (tokens.is_none()) return Host::reward_model_tokens(trajectories, validation);
+    return tokens.cast<std::vector<std::vector<int32_t>>>();
+  }
   void on_samples(int64_t step,
                   bool validation,
                   const std::vector<Trajectory>& trajectories,
@@ -82,43 +91,80 @@ py::dict run_train(const std::string& config_json, const py::object& host) {
   return out;
 }
 
+// A batch of given trajectories; every list has one entry per trajectory, or none at all.
+train::Batch batch_from(const std::vector<py::dict>& trajectories) {
+  train::Batch batch;
+  for (const py::dict& trajectory : trajectories) {
+    batch.trajectories.push_back(trajectory_from(trajectory));
+  }
+  batch.scores.resize(trajectories.size());
+  return batch;
+}
+
+void check_lists(const char* what, const train::TokenLists& lists, const train::Batch& batch) {
+  if (lists.empty()) return;
+  BANYAN_CHECK(static_cast<int64_t>(lists.size()) == batch.size(),
+               "[accumulate_gradients] ",
+               what,
+               ": wanted one per trajectory (",
+               batch.size(),
+               "), got ",
+               lists.size());
+  for (int64_t i = 0; i < batch.size(); ++i) {
+    BANYAN_CHECK(lists[i].dim() == 1 && lists[i].size(0) == batch.num_tokens(i),
+                 "[accumulate_gradients] ",
+                 what,
+                 ": wanted one number per masked token of trajectory ",
+                 i,
+                 " (",
+                 batch.num_tokens(i),
+                 "), got ",
+                 lists[i].sizes());
+  }
+}
+
+std::vector<int64_t> all_of(const train::Batch& batch) {
+  std::vector<int64_t> all;
+  for (int64_t i = 0; i < batch.size(); ++i) all.push_back(i);
+  return all;
+}
+
+train::Layout layout_of(const Config& config) { return {config.sharing.mode != "off", {}}; }
+
 // One mini-batch of given trajectories: loss and metrics out, gradients in model.grads().
 py::dict run_accumulate(models::CausalLM& model,
                         const std::string& config_json,
                         const std::vector<py::dict>& trajectories,
-                        const std::vector<double>& advantages,
+                        const std::vector<py::object>& advantages,
                         const std::vector<at::Tensor>& old_log_probs,
-                        const std::vector<at::Tensor>& ref_log_probs) {
+                        const std::vector<at::Tensor>& ref_log_probs,
+                        const std::vector<at::Tensor>& weights) {
   const Config config = train::config_from_json(config_json);
-  train::check_update_config(config);
-  train::Batch batch;
-  std::vector<int64_t> all;
-  for (const py::dict& trajectory : trajectories) {
-    all.push_back(static_cast<int64_t>(all.size()));
-    batch.trajectories.push_back(trajectory_from(trajectory));
-  }
-  const auto check_size = [&](const char* what, size_t size, bool may_be_empty) {
-    BANYAN_CHECK(size == all.size() || (may_be_empty && size == 0),
-                 "[accumulate_gradients] ",
-                 what,
-                 ": wanted one per trajectory (",
-                 all.size(),
-                 "), got ",
-                 size);
-  };
-  check_size("advantages", advantages.size(), /*may_be_empty=*/false);
-  check_size("old_log_probs", old_log_probs.size(), /*may_be_empty=*/true);
-  check_size("ref_log_probs", ref_log_probs.size(), /*may_be_empty=*/true);
-  batch.scores.resize(all.size());
-  for (int64_t i = 0; i < batch.size(); ++i) {
-    batch.advantage.push_back(at::full({batch.num_tokens(i)}, advantages[i], at::kDouble));
-  }
+  train::check_config(config);
+  train::Batch batch = batch_from(trajectories);
   batch.old_log_prob = old_log_probs;
   batch.ref_log_prob = ref_log_probs;
+  batch.weight = weights;
+  for (int64_t i = 0; i < batch.size() && i < static_cast<int64_t>(advantages.size()); ++i) {
+    batch.advantage.push_back(
+        py::isinstance<py::float_>(advantages[i])
+            ? at::full({batch.num_tokens(i)}, advantages[i].cast<double>(), at::kDouble)
+            : advantages[i].cast<at::Tensor>());
+  }
+  BANYAN_CHECK(advantages.size() == trajectories.size(),
+               "[accumulate_gradients] advantages: wanted one per trajectory (",
+               batch.size(),
+               "), got ",
+               advantages.size());
+  check_lists("advantages", batch.advantage, batch);
+  check_lists("old_log_probs", batch.old_log_prob, batch);
+  check_lists("ref_log_probs", batch.ref_log_prob, batch);
+  check_lists("weights", batch.weight, batch);
   train::UpdateResult result;
   {
     py::gil_scoped_release release;
-    result = train::accumulate_gradients(config, batch, all, model);
+    result = train::accumulate_gradients(
+        config, batch, {.samples = all_of(batch), .step = 1}, layout_of(config), model);
   }
   py::dict out;
   out["loss"] = result.loss.loss;
@@ -134,6 +180,34 @@ py::dict run_accumulate(models::CausalLM& model,
   out["peak_activation_bytes"] = result.walk.peak_activation_bytes;
   out["peak_carry_bytes"] = result.walk.peak_carry_bytes;
   out["log_prob"] = result.log_prob;
+  return out;
+}
+
+// The critic's loss on given trajectories; gradients in model.grads().
+py::dict run_accumulate_value(models::CausalLM& model,
+                              const std::string& config_json,
+                              const std::vector<py::dict>& trajectories,
+                              const std::vector<at::Tensor>& values,
+                              const std::vector<at::Tensor>& returns) {
+  const Config config = train::config_from_json(config_json);
+  train::Batch batch = batch_from(trajectories);
+  batch.value = values;
+  batch.returns = returns;
+  BANYAN_CHECK(!values.empty() && !returns.empty(),
+               "[accumulate_gradients] values and returns: wanted one per trajectory, got none");
+  check_lists("values", batch.value, batch);
+  check_lists("returns", batch.returns, batch);
+  train::CriticUpdate update;
+  {
+    py::gil_scoped_release release;
+    update =
+        train::accumulate_value_gradients(config, batch, all_of(batch), layout_of(config), model);
+  }
+  py::dict out;
+  out["loss"] = update.loss;
+  out["clipped_tokens"] = update.clipped_tokens;
+  out["value_sum"] = update.value_sum;
+  out["num_tokens"] = update.num_tokens;
   return out;
 }
 
@@ -153,7 +227,18 @@ void bind_train(py::module_& module) {
              py::arg("advantages"),
              py::arg("old_log_probs") = std::vector<at::Tensor>(),
              py::arg("ref_log_probs") = std::vector<at::Tensor>(),
-             "Loss and gradients of one mini-batch, without an optimizer step.");
+             py::arg("weights") = std::vector<at::Tensor>(),
+             "Loss and gradients of one mini-batch, without an optimizer step. Advantages are one "
+             "number or one tensor per trajectory, the others tensors [masked tokens].");
+  module.def("accumulate_value_gradients",
+             &run_accumulate_value,
+             py::arg("model"),
+             py::arg("config_json"),
+             py::arg("trajectories"),
+             py::arg("values"),
+             py::arg("returns"),
+             "Loss and gradients of the critic (a model with a value head) on one mini-batch; "
+             "tensors [masked tokens] per trajectory.");
 }
 
 }  // namespace banyan::bindings

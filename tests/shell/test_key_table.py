@@ -22,6 +22,7 @@ READ_BY_VERL = {
 FIELD_KEYS = {
     "ref_model_path": "actor_rollout_ref.ref.model.path",
     "critic_model_path": "critic.model.path",
+    "sharing_margin": "actor_rollout_ref.sharing.margin",
     "train_batch_size": "data.train_batch_size",
     "max_prompt_length": "data.max_prompt_length",
     "kernels": "banyan.kernels",
@@ -29,7 +30,7 @@ FIELD_KEYS = {
     "max_nonfinite_steps": "banyan.max_nonfinite_steps",
     "max_failed_frac": "banyan.reward.max_failed_frac",
 }
-FILLED_BY_THE_SHELL = {"num_train_rows", "stop_ids", "reward_model_shares_tokens"}
+FILLED_BY_THE_SHELL = {"num_train_rows", "stop_ids"}
 # Fields that are structs of their own.
 STRUCTS = {
     "train",

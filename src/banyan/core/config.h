@@ -181,6 +181,7 @@ struct Config {
   std::optional<std::string>
       ref_model_path;  // actor_rollout_ref.ref.model.path; the actor's start otherwise
   SharingConfig sharing;
+  double sharing_margin;  // actor_rollout_ref.sharing.margin: auto shares if it saves this share
   ActorConfig actor;
   CriticConfig critic;
   std::optional<std::string> critic_model_path;  // critic.model.path; the actor's otherwise
@@ -192,10 +193,8 @@ struct Config {
   int64_t max_prompt_length;      // data.max_prompt_length
   int64_t num_train_rows;         // filled by the shell: rows after filtering
   std::vector<int32_t> stop_ids;  // filled by the shell: EOS ids of tokenizer and generation config
-  // Filled by the shell: the reward model reads the actor's tokens as they are.
-  bool reward_model_shares_tokens;
-  std::string kernels;          // banyan.kernels: native | aten
-  bool force_old_log_prob;      // banyan.force_old_log_prob: always run the old-log-prob pass
+  std::string kernels;            // banyan.kernels: native | aten
+  bool force_old_log_prob;        // banyan.force_old_log_prob: always run the old-log-prob pass
   int64_t max_nonfinite_steps;  // banyan.max_nonfinite_steps: stop after that many skipped updates
                                 // in a row
   double max_failed_frac;       // banyan.reward.max_failed_frac

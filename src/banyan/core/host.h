@@ -50,6 +50,11 @@ class Host : public RunHost {
   // scorer that crashes or hangs yields Score{failed = true, reason}.
   virtual std::vector<Score> poll() = 0;
 
+  // What a reward model reads of each trajectory: by default prompt and response as they are; a
+  // host whose reward model has another tokenizer gives that model's tokens of the same text.
+  virtual std::vector<std::vector<int32_t>> reward_model_tokens(
+      const std::vector<Trajectory>& trajectories, bool validation);
+
   // Sample texts for report and dumps: one call per step (or validation), after scoring.
   virtual void on_samples(int64_t step,
                           bool validation,
@@ -60,5 +65,15 @@ class Host : public RunHost {
   virtual Metrics validation_metrics(const std::vector<Trajectory>& trajectories,
                                      const std::vector<Score>& scores) = 0;
 };
+
+inline std::vector<std::vector<int32_t>> Host::reward_model_tokens(
+    const std::vector<Trajectory>& trajectories, bool) {
+  std::vector<std::vector<int32_t>> out;
+  for (const Trajectory& trajectory : trajectories) {
+    out.push_back(trajectory.prompt);
+    out.back().insert(out.back().end(), trajectory.response.begin(), trajectory.response.end());
+  }
+  return out;
+}
 
 }  // namespace banyan

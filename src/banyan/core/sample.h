@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +30,9 @@ struct Trajectory {
   std::vector<int32_t> response;
   std::vector<uint8_t> response_mask;    // 1 = produced by the policy
   std::vector<float> rollout_log_probs;  // log_softmax(z / T)[token], before top-k / top-p
+  std::vector<float> sampled_log_probs;  // after them: of the law that drew the token (T29); empty
+                                         // where nothing was cut off
+  std::optional<double> reward_model_score;  // of a reward model, before the host scores
   FinishReason finish = FinishReason::kStop;
 };
 
@@ -42,5 +46,13 @@ struct Score {
   double value = 0.0;
   std::vector<std::pair<std::string, double>> extra;  // other numeric entries ("acc", ...), logged
 };
+
+// Entry `name` of the scorer's mapping, or null.
+inline const double* find_entry(const Score& score, const std::string& name) {
+  for (const auto& [key, value] : score.extra) {
+    if (key == name) return &value;
+  }
+  return nullptr;
+}
 
 }  // namespace banyan

@@ -90,6 +90,10 @@ void Call::draw(const at::Tensor& hidden, const std::vector<DrawRow>& rows) {
 // Stop order: stop ids, then length (rollout specification 3.3).
 void Call::take(int32_t group_index, int32_t child, const Drawn& drawn) {
   scheduler_.append(group_index, child, drawn.token, drawn.logprob);
+  if (params_.top_k > 0 || params_.top_p < 1.0) {
+    groups_[group_index].sequences[child].sampled_logprobs.push_back(drawn.logprob -
+                                                                     drawn.log_kept);
+  }
   ++stats_.response_tokens;
   const Group& group = groups_[group_index];
   const auto& stops = params_.stop_ids;
@@ -111,6 +115,7 @@ void Call::finish(int32_t group_index, int32_t child, FinishReason reason) {
   trajectory.response_mask.assign(sequence.response.size(), 1);
   trajectory.response = std::move(sequence.response);
   trajectory.rollout_log_probs = std::move(sequence.logprobs);
+  trajectory.sampled_log_probs = std::move(sequence.sampled_logprobs);
   trajectory.finish = reason;
   on_finished_(std::move(trajectory));
 }

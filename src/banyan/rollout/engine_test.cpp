@@ -162,6 +162,39 @@ TEST(Engine, LogprobsAreThoseOfScoringBitForBit) {
   }
 }
 
+// T29: the law that drew a token is renormalised over what top-k and top-p kept.
+TEST(Engine, StoresTheLawThatDrewTheTokenBesideTheFullSoftmax) {
+  const auto prompts = make_prompts(/*count=*/2, /*trunk=*/40, /*n=*/2);
+  SamplingParams params = make_params(20);
+  const auto gap = [&](int32_t top_k, double top_p) {
+    params.top_k = top_k;
+    params.top_p = top_p;
+    double largest = 0.0;
+    for (const auto& [key, t] : generate(shared_model(), prompts, params).trajectories) {
+      EXPECT_EQ(t.sampled_log_probs.size(), t.response.size());
+      for (size_t i = 0; i < t.sampled_log_probs.size(); ++i) {
+        EXPECT_GE(t.sampled_log_probs[i], t.rollout_log_probs[i]);
+        EXPECT_LE(t.sampled_log_probs[i], 1e-5f);
+        if (top_k == 1) {
+          EXPECT_NEAR(t.sampled_log_probs[i], 0.0f, 1e-5);
+        }
+        largest = std::max(largest, double{t.sampled_log_probs[i]} - t.rollout_log_probs[i]);
+      }
+    }
+    return largest;
+  };
+  EXPECT_GT(gap(1, 1.0), 0.5);
+  EXPECT_GT(gap(20, 1.0), 0.01);
+  const double nucleus = gap(-1, 0.8);
+  EXPECT_GT(nucleus, 0.01);
+  EXPECT_LE(nucleus, -std::log(0.8) + 1e-4);  // at least 0.8 of the mass was kept
+  params.top_k = -1;
+  params.top_p = 1.0;
+  for (const auto& [key, t] : generate(shared_model(), prompts, params).trajectories) {
+    EXPECT_TRUE(t.sampled_log_probs.empty());
+  }
+}
+
 TEST(Engine, PlainOperatorsAgreeWithScoring) {
   const auto model = tiny_model({.dtype = at::kFloat, .kernels = Kernels::kAten});
   const auto prompts = make_prompts(/*count=*/2, /*trunk=*/70, /*n=*/3);

@@ -77,6 +77,7 @@ bool Sampler::load(const float* logits) {
   logits_ = logits;
   max_ = row_max(logits, vocab_);
   cut_ = {};
+  log_kept_share_ = 0.0f;
   const bool greedy = options_.greedy();
   const bool truncate = !greedy && (options_.top_k > 0 || options_.top_p < 1.0);
   const auto sum_tiles = [&] {
@@ -91,11 +92,14 @@ bool Sampler::load(const float* logits) {
     return true;
   }
   if (!truncate) return true;
+  const double whole = total_;
   if (options_.top_k > 0) cut_ = top_k_cut(logits, vocab_, options_.top_k, scratch_);
   if (options_.top_p < 1.0) {
     cut_ = top_p_cut(logits, vocab_, cut_, max_, inverse_t_, options_.top_p, scratch_);
   }
-  return sum_tiles();
+  if (!sum_tiles()) return false;
+  log_kept_share_ = static_cast<float>(std::log(total_ / whole));
+  return true;
 }
 
 int32_t Sampler::draw(float u) const {

@@ -33,6 +33,8 @@ class Sampler {
   bool load(const float* logits);
   // Token of the uniform number u in [0, 1).
   int32_t draw(float u) const;
+  // log of the share of the softmax that top-k and top-p kept; 0 where nothing was cut off.
+  float log_kept_share() const { return log_kept_share_; }
 
  private:
   SamplerOptions options_;
@@ -44,6 +46,7 @@ class Sampler {
   Cut cut_;
   std::vector<float> tile_mass_;  // of the survivors
   double total_ = 0.0;            // their sum, in tile order
+  float log_kept_share_ = 0.0f;
   TruncationScratch scratch_;
 };
 

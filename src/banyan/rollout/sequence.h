@@ -25,6 +25,7 @@ struct Sequence {
   std::vector<int32_t> pages;     // its own, from position prompt / kPageTokens * kPageTokens on
   std::vector<int32_t> response;  // tokens drawn so far
   std::vector<float> logprobs;    // one per token
+  std::vector<float> sampled_logprobs;  // of the truncated law; empty unless there is one
 };
 
 // The responses of one prompt. `path` is the prompt in the prefix tree: the trunk that they share.

@@ -70,6 +70,7 @@ void TokenDrawer::draw_rows(const at::Tensor& logits,
       }
       for (int64_t i = starts[row]; i < starts[row + 1]; ++i) {
         drawn[i].token = sampler.draw(uniform(begin[i].key, begin[i].position));
+        drawn[i].log_kept = sampler.log_kept_share();
       }
     }
   });

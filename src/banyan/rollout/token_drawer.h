@@ -22,7 +22,9 @@ struct DrawRequest {
 
 struct Drawn {
   int32_t token = 0;
-  float logprob = 0.0f;  // at T; at T = 1 when greedy
+  float logprob = 0.0f;   // at T; at T = 1 when greedy
+  float log_kept = 0.0f;  // log of the share that top-k and top-p kept: logprob - log_kept is what
+                          // the token was drawn by
 };
 
 class TokenDrawer {

@@ -60,6 +60,7 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
                     .max_path_tokens = 0,
                     .detector = "trie",
                     .observe = "off"};
+  config.sharing_margin = 0.02;
   ActorConfig& actor = config.actor;
   actor.ppo_mini_batch_size = 4;
   actor.use_dynamic_bsz = false;
@@ -104,7 +105,6 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   critic.cliprange_value = 0.5;
   critic.optim = actor.optim;
   config.reward_model.enable = false;
-  config.reward_model_shares_tokens = true;
   RolloutConfig& rollout = config.rollout;
   rollout.train = {.temperature = 1.0, .top_p = 1.0, .top_k = -1, .do_sample = true, .n = 4};
   rollout.validation = {.temperature = 0.0, .top_p = 1.0, .top_k = -1, .do_sample = false, .n = 1};

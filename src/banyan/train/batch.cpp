@@ -1,24 +1,47 @@
 #include "banyan/train/batch.h"
 
+#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <map>
 #include <numeric>
 
-#include "banyan/algo/advantage.h"
-#include "banyan/algo/reward_kl.h"
 #include "banyan/core/error.h"
 #include "banyan/core/rng.h"
 
 namespace banyan::train {
+namespace {
+
+// Fisher-Yates; the draw for place i is keyed by (seed, step, epoch, i).
+void shuffle(uint64_t seed, int64_t step, int64_t epoch, std::vector<int64_t>& order) {
+  for (size_t i = order.size(); i-- > 1;) {
+    const auto words =
+        philox(seed, i, (static_cast<uint64_t>(step) << 20) ^ static_cast<uint64_t>(epoch));
+    const uint64_t draw = uint64_t{words[0]} | (uint64_t{words[1]} << 32);
+    std::swap(order[i], order[draw % (i + 1)]);
+  }
+}
+
+}  // namespace
 
 int64_t Batch::num_tokens(int64_t i) const {
   const auto& mask = trajectories[i].response_mask;
   return std::count(mask.begin(), mask.end(), uint8_t{1});
 }
 
+int64_t Batch::num_kept(int64_t i) const {
+  if (keep.empty()) return num_tokens(i);
+  return keep[i].defined() ? static_cast<int64_t>(keep[i].sum().item<double>()) : 0;
+}
+
 bool Batch::valid(int64_t i) const { return !scores[i].failed && num_tokens(i) > 0; }
+
+std::vector<uint8_t> Batch::validity() const {
+  std::vector<uint8_t> out;
+  for (int64_t i = 0; i < size(); ++i) out.push_back(valid(i) ? 1 : 0);
+  return out;
+}
 
 Batch make_batch(std::vector<Trajectory> trajectories,
                  const std::vector<Score>& scores,
@@ -42,35 +65,13 @@ Batch make_batch(std::vector<Trajectory> trajectories,
   return batch;
 }
 
-void set_advantages(const AlgorithmConfig& algorithm, Batch& batch) {
-  algo::AdvantageInput input;
-  std::vector<int64_t> num_tokens;
-  for (int64_t i = 0; i < batch.size(); ++i) {
-    input.group.push_back(batch.trajectories[i].row);
-    input.score.push_back(batch.scores[i].value);
-    input.valid.push_back(batch.valid(i) ? 1 : 0);
-    num_tokens.push_back(batch.num_tokens(i));
-  }
-  input.token_reward = algo::token_rewards(input.score, num_tokens);
-  algo::AdvantageOptions options;
-  options.norm_adv_by_std_in_grpo = algorithm.norm_adv_by_std_in_grpo;
-  const algo::AdvantageResult result =
-      algo::compute_advantages(algorithm.adv_estimator, input, options);
-  batch.advantage.clear();
-  batch.returns.clear();
-  for (int64_t i = 0; i < batch.size(); ++i) {
-    batch.advantage.push_back(at::tensor(result.advantage[i], at::kDouble));
-    batch.returns.push_back(at::tensor(result.returns[i], at::kDouble));
-  }
-}
-
 std::vector<Sample> samples_of(const Batch& batch, const std::vector<int64_t>& which) {
   std::vector<Sample> samples;
   samples.reserve(which.size());
   for (const int64_t i : which) {
     const Trajectory& from = batch.trajectories[i];
     Sample sample;
-    sample.uid = i;
+    sample.uid = static_cast<int64_t>(samples.size());
     sample.tokens = from.prompt;
     sample.tokens.insert(sample.tokens.end(), from.response.begin(), from.response.end());
     sample.scored.assign(from.prompt.size(), 0);
@@ -80,61 +81,52 @@ std::vector<Sample> samples_of(const Batch& batch, const std::vector<int64_t>& w
   return samples;
 }
 
-trie::PlanOptions plan_options(const SharingConfig& sharing) {
-  const std::map<std::string, trie::Carry> carries{{"auto", trie::Carry::kAuto},
-                                                   {"retain", trie::Carry::kRetain},
-                                                   {"recompute", trie::Carry::kRecompute},
-                                                   {"replay", trie::Carry::kReplay}};
-  const auto carry = carries.find(sharing.carry);
-  BANYAN_CHECK(carry != carries.end(),
-               "[config] sharing.carry: wanted auto, retain, recompute or replay, got '",
-               sharing.carry,
-               "'");
-  trie::PlanOptions options;
-  options.build.share = sharing.mode != "off";
-  options.build.min_prefix_len = static_cast<int32_t>(sharing.min_prefix_len);
-  options.build.min_group_size = static_cast<int32_t>(sharing.min_group_size);
-  options.carry = carry->second;
-  options.max_tokens_per_block = sharing.max_tokens_per_block;
-  options.max_path_tokens = sharing.max_path_tokens;
-  return options;
+algo::PerToken per_token(const Batch& batch, const TokenLists& lists) {
+  algo::PerToken out;
+  if (lists.empty()) return out;
+  for (int64_t i = 0; i < batch.size(); ++i) {
+    if (!lists[i].defined()) {
+      out.emplace_back(batch.num_tokens(i), 0.0);
+      continue;
+    }
+    const at::Tensor wide = lists[i].to(at::kCPU, at::kDouble).contiguous();
+    const double* begin = wide.const_data_ptr<double>();
+    out.emplace_back(begin, begin + wide.numel());
+  }
+  return out;
 }
 
-trie::PlanOptions plan_options(const Config& config) {
-  trie::PlanOptions options = plan_options(config.sharing);
-  const ActorConfig& actor = config.actor;
-  if (actor.ppo_micro_batch_size_per_gpu && !actor.use_dynamic_bsz) {
-    options.max_samples_per_block = *actor.ppo_micro_batch_size_per_gpu;
-  } else if (options.max_tokens_per_block == 0) {
-    options.max_tokens_per_block = actor.ppo_max_token_len_per_gpu;
-  }
-  return options;
+TokenLists token_lists(const algo::PerToken& values) {
+  TokenLists out;
+  for (const std::vector<double>& row : values) out.push_back(at::tensor(row, at::kDouble));
+  return out;
 }
 
-std::vector<std::vector<int64_t>> mini_batches(const Config& config,
-                                               const Batch& batch,
-                                               int64_t step,
-                                               int64_t epoch) {
-  std::vector<int64_t> order(batch.size());
-  std::iota(order.begin(), order.end(), 0);
-  if (config.actor.shuffle) {
-    // Fisher-Yates; the draw for place i is keyed by (seed, step, epoch, i).
-    for (int64_t i = batch.size() - 1; i > 0; --i) {
-      const auto words = philox(config.actor.data_loader_seed,
-                                static_cast<uint64_t>(i),
-                                (static_cast<uint64_t>(step) << 20) ^ static_cast<uint64_t>(epoch));
-      const uint64_t draw = uint64_t{words[0]} | (uint64_t{words[1]} << 32);
-      std::swap(order[i], order[draw % static_cast<uint64_t>(i + 1)]);
-    }
+at::Tensor loss_mask(const Batch& batch, const TokenLists& keep, int64_t i) {
+  return keep.empty() ? at::ones({batch.num_tokens(i)}, at::kDouble) : keep[i];
+}
+
+std::vector<MiniBatch> mini_batches(const MiniBatchOptions& options,
+                                    const Batch& batch,
+                                    int64_t step) {
+  std::vector<int64_t> all = batch.order;
+  if (all.empty()) {
+    all.resize(batch.size());
+    std::iota(all.begin(), all.end(), 0);
   }
-  const int64_t size = config.actor.ppo_mini_batch_size * config.rollout.train.n;
-  std::vector<std::vector<int64_t>> out;
-  for (size_t begin = 0; begin < order.size(); begin += size) {
-    std::vector<int64_t> part;
-    for (size_t i = begin; i < std::min(order.size(), begin + size); ++i) {
-      if (batch.valid(order[i])) part.push_back(order[i]);
+  std::vector<MiniBatch> out;
+  for (int64_t epoch = 0; epoch < options.epochs; ++epoch) {
+    std::vector<int64_t> order = all;
+    if (options.shuffle) shuffle(options.seed, step, epoch, order);
+    for (size_t begin = 0; begin < order.size(); begin += options.size) {
+      MiniBatch part{{}, step, static_cast<int64_t>(out.size())};
+      const size_t end = std::min(order.size(), begin + static_cast<size_t>(options.size));
+      for (size_t k = begin; k < end; ++k) {
+        const int64_t i = order[k];
+        if (batch.valid(i) && batch.num_kept(i) > 0) part.samples.push_back(i);
+      }
+      if (!part.samples.empty()) out.push_back(std::move(part));
     }
-    if (!part.empty()) out.push_back(std::move(part));
   }
   return out;
 }

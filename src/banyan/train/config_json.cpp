@@ -160,6 +160,7 @@ Config config_from_json(const std::string& text) {
   read_sharing(node("actor_rollout_ref.sharing."), config.sharing);
   node("actor_rollout_ref.sharing.").read("detector", config.sharing.detector);
   node("actor_rollout_ref.sharing.").read("observe", config.sharing.observe);
+  node("actor_rollout_ref.sharing.").read("margin", config.sharing_margin);
   read_actor(node("actor_rollout_ref.actor."), config.actor);
   read_optim(node("actor_rollout_ref.actor.optim."), config.actor.optim);
   read_policy_loss(node("actor_rollout_ref.actor.policy_loss."), config.actor.policy_loss);
@@ -176,10 +177,6 @@ Config config_from_json(const std::string& text) {
   node("data.").read("max_prompt_length", config.max_prompt_length);
   node("_shell.").read("num_train_rows", config.num_train_rows);
   node("_shell.").read("stop_ids", config.stop_ids);
-  config.reward_model_shares_tokens = false;
-  if (config.reward_model.enable) {
-    node("_shell.").read("reward_model_shares_tokens", config.reward_model_shares_tokens);
-  }
   node("banyan.").read("kernels", config.kernels);
   node("banyan.").read("force_old_log_prob", config.force_old_log_prob);
   node("banyan.").read("max_nonfinite_steps", config.max_nonfinite_steps);

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "banyan/core/error.h"
-#include "banyan/train/batch.h"
+#include "banyan/train/layout.h"
 #include "banyan/train/detail/objectives.h"
 
 namespace banyan::train {

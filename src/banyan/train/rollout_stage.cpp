@@ -1,8 +1,41 @@
 #include "banyan/train/rollout_stage.h"
 
+#include <iterator>
+
 #include "banyan/train/clock.h"
 
 namespace banyan::train {
+namespace {
+
+rollout::SamplingParams sampling_params(const Config& config, RolloutKind kind, int64_t step) {
+  const bool validation = kind == RolloutKind::kValidation;
+  const SamplingConfig& sampling = validation ? config.rollout.validation : config.rollout.train;
+  rollout::SamplingParams params;
+  const bool greedy = kind == RolloutKind::kGreedy || !sampling.do_sample;
+  params.temperature = greedy ? 0.0 : sampling.temperature;
+  params.top_p = sampling.top_p;
+  params.top_k = static_cast<int32_t>(sampling.top_k);
+  params.max_tokens = static_cast<int32_t>(config.rollout.response_length);
+  params.stop_ids = config.stop_ids;
+  params.ignore_eos = config.rollout.ignore_eos;
+  // Validation noise does not depend on the step, so that two validations differ by the weights
+  // alone.
+  params.seed = validation ? config.rollout.seed + 1 : config.rollout.seed;
+  params.step = validation ? 0 : static_cast<uint64_t>(step);
+  return params;
+}
+
+int64_t responses_per_prompt(const Config& config, RolloutKind kind) {
+  if (kind == RolloutKind::kGreedy) return 1;
+  return kind == RolloutKind::kValidation ? config.rollout.validation.n : config.rollout.train.n;
+}
+
+template <typename T>
+void move_all(std::vector<T>&& from, std::vector<T>& to) {
+  to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+}
+
+}  // namespace
 
 rollout::EngineOptions engine_options(const Config& config) {
   rollout::EngineOptions options;
@@ -16,39 +49,48 @@ rollout::EngineOptions engine_options(const Config& config) {
   return options;
 }
 
-RolloutResult run_rollout(const Config& config,
+RolloutResult run_rollout(const Generation& with,
                           const std::vector<PromptRow>& rows,
-                          int64_t step,
-                          bool validation,
-                          rollout::Engine& engine,
-                          Host& host) {
-  const SamplingConfig& sampling = validation ? config.rollout.validation : config.rollout.train;
-  rollout::SamplingParams params;
-  params.temperature = sampling.do_sample ? sampling.temperature : 0.0;
-  params.top_p = sampling.top_p;
-  params.top_k = static_cast<int32_t>(sampling.top_k);
-  params.max_tokens = static_cast<int32_t>(config.rollout.response_length);
-  params.stop_ids = config.stop_ids;
-  params.ignore_eos = config.rollout.ignore_eos;
-  // Validation noise does not depend on the step, so that two validations differ by the weights
-  // alone.
-  params.seed = validation ? config.rollout.seed + 1 : config.rollout.seed;
-  params.step = validation ? 0 : static_cast<uint64_t>(step);
-
+                          RolloutKind kind,
+                          int64_t step) {
+  const bool validation = kind == RolloutKind::kValidation;
+  const auto n = static_cast<int32_t>(responses_per_prompt(with.config, kind));
   std::vector<rollout::Prompt> prompts;
-  for (const PromptRow& row : rows) {
-    prompts.push_back({row.row, row.tokens, static_cast<int32_t>(sampling.n)});
-  }
+  for (const PromptRow& row : rows) prompts.push_back({row.row, row.tokens, n});
+
   RolloutResult result;
   Clock clock;
-  result.stats = engine.generate(prompts, params, [&](Trajectory&& trajectory) {
-    host.submit(trajectory, validation);
-    result.trajectories.push_back(std::move(trajectory));
-  });
+  result.stats = with.engine.generate(
+      prompts, sampling_params(with.config, kind, step), [&](Trajectory&& trajectory) {
+        if (kind == RolloutKind::kGreedy) {
+          trajectory.index = static_cast<int32_t>(with.config.rollout.train.n);
+        }
+        if (with.reward_model == nullptr) with.host.submit(trajectory, validation);
+        result.trajectories.push_back(std::move(trajectory));
+      });
   result.generate_seconds = clock.lap();
-  result.scores = host.poll();
+  if (with.reward_model != nullptr) {
+    with.reward_model->score(validation, with.host, result.trajectories);
+    for (const Trajectory& trajectory : result.trajectories) {
+      with.host.submit(trajectory, validation);
+    }
+  }
+  result.scores = with.host.poll();
   result.wait_seconds = clock.lap();
   return result;
+}
+
+void append(RolloutResult from, RolloutResult& to) {
+  move_all(std::move(from.trajectories), to.trajectories);
+  move_all(std::move(from.scores), to.scores);
+  to.stats.logical_prompt_tokens += from.stats.logical_prompt_tokens;
+  to.stats.computed_prompt_tokens += from.stats.computed_prompt_tokens;
+  to.stats.response_tokens += from.stats.response_tokens;
+  to.stats.num_passes += from.stats.num_passes;
+  to.stats.num_preemptions += from.stats.num_preemptions;
+  to.stats.seconds += from.stats.seconds;
+  to.generate_seconds += from.generate_seconds;
+  to.wait_seconds += from.wait_seconds;
 }
 
 }  // namespace banyan::train

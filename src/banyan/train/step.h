@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "banyan/core/config.h"
@@ -9,9 +10,10 @@
 #include "banyan/models/causal_lm.h"
 #include "banyan/optim/adamw.h"
 #include "banyan/optim/schedule.h"
-#include "banyan/rollout/engine.h"
-#include "banyan/train/batch.h"
-#include "banyan/train/rollout_stage.h"
+#include "banyan/train/advantage_stage.h"
+#include "banyan/train/critic.h"
+#include "banyan/train/layout.h"
+#include "banyan/train/sampling_stage.h"
 #include "banyan/train/update.h"
 
 namespace banyan::train {
@@ -22,7 +24,9 @@ struct StageSeconds {
   double reward = 0.0;  // waiting for scores after the last trajectory ended
   double old_log_prob = 0.0;
   double ref = 0.0;
+  double values = 0.0;
   double adv = 0.0;
+  double update_critic = 0.0;
   double update_actor = 0.0;
   double step = 0.0;
 };
@@ -31,30 +35,37 @@ struct StageSeconds {
 struct StepContext {
   const Config& config;
   Host& host;
+  Generation generation;
   models::CausalLM& actor;
-  models::CausalLM* reference;  // null without use_kl_loss
-  rollout::Engine& engine;
   optim::AdamW& optimizer;
   optim::ScheduleOptions schedule;
+  models::CausalLM* reference;        // null unless KL in the reward or in the loss needs it
+  Critic* critic;                     // null without one
+  algo::KlController* kl_controller;  // null without KL in the reward
+  const trie::CostModel& cost;
 };
 
 struct StepResult {
   bool end_of_data = false;  // the host had no full batch: nothing was done
   std::string refused;       // why the batch cannot be learned from; the weights are untouched then
   RolloutResult rollout;     // trajectories and scores moved into `batch`
+  FilterStats filter;
   Batch batch;
-  std::vector<UpdateResult> updates;
+  SharingDecision sharing;
+  AdvantageStats advantage;
+  std::vector<CriticUpdate> critic_updates;
+  double critic_lr = 0.0;
+  std::vector<UpdateResult> updates;    // none while the critic warms up
+  std::vector<MiniBatch> mini_batches;  // of the actor, one per update
   double lr = 0.0;
   StageSeconds seconds;
   int64_t state_bytes = 0;        // resident when the update began, gradients and moments included
-  int64_t update_peak_bytes = 0;  // highest resident bytes during the update
+  int64_t update_peak_bytes = 0;  // highest resident bytes during the updates
 };
 
-// `step` counts from 1. A batch with more failed scores than banyan.reward.max_failed_frac allows
-// is refused: the result says why and the weights are untouched.
+// `step` counts from 1. A batch with more failed scores than banyan.reward.max_failed_frac allows,
+// or one that the group filter cannot fill, is refused: the result says why and the weights are
+// untouched.
 StepResult run_step(StepContext& context, int64_t step);
-
-// The learning-rate schedule of a run of `total_steps` steps.
-optim::ScheduleOptions schedule_options(const Config& config, int64_t total_steps);
 
 }  // namespace banyan::train

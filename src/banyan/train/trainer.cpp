@@ -8,8 +8,11 @@
 #include "banyan/core/error.h"
 #include "banyan/core/memory.h"
 #include "banyan/models/causal_lm.h"
+#include "banyan/train/calibrate.h"
+#include "banyan/train/checks.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/metrics.h"
+#include "banyan/train/run_support.h"
 #include "banyan/train/step.h"
 
 namespace banyan::train {
@@ -19,38 +22,41 @@ ComputeOptions compute_options(const Config& config) {
   return banyan::compute_options(config.rollout.dtype, config.trainer.device, config.kernels);
 }
 
-int64_t total_steps(const Config& config) {
-  if (config.trainer.total_training_steps) return *config.trainer.total_training_steps;
-  return config.trainer.total_epochs * (config.num_train_rows / config.train_batch_size);
+std::unique_ptr<optim::AdamW> make_optimizer(const OptimConfig& optim, models::CausalLM& model) {
+  return std::make_unique<optim::AdamW>(model.params(),
+                                        optim::AdamWOptions{.beta1 = optim.betas[0],
+                                                            .beta2 = optim.betas[1],
+                                                            .eps = 1e-8,
+                                                            .weight_decay = optim.weight_decay});
 }
-
-bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
 class Run {
  public:
   Run(const Config& config, Host& host) : config_(config), host_(host) {
     keep_freed_memory();
-    check_update_config(config);
+    for (const std::string& line : check_config(config)) host_.say(line);
     num_steps_ = total_steps(config);
-    schedule_ = schedule_options(config, num_steps_);
-    // An unknown schedule fails here, before a model loads.
-    if (optim::learning_rate(schedule_, 0) == 0.0) {  // T38
-      host_.say(
-          "the learning rate of the first step is 0: it changes nothing (lr, lr_warmup_steps)");
-    }
+    schedule_ = optim::schedule_from(config.actor.optim, num_steps_);
     actor_ = models::load_model(config.model.path, {compute_options(config), true});
-    if (config.actor.use_kl_loss) {
+    optimizer_ = make_optimizer(config.actor.optim, *actor_);
+    if (config.actor.use_kl_loss || config.algorithm.use_kl_in_reward) {
       reference_ = models::load_model(config.ref_model_path.value_or(config.model.path),
                                       {compute_options(config), false});
     }
-    const OptimConfig& optim = config.actor.optim;
-    optimizer_ =
-        std::make_unique<optim::AdamW>(actor_->params(),
-                                       optim::AdamWOptions{.beta1 = optim.betas[0],
-                                                           .beta2 = optim.betas[1],
-                                                           .eps = 1e-8,
-                                                           .weight_decay = optim.weight_decay});
+    if (config.algorithm.use_kl_in_reward) {
+      kl_controller_ = kl_controller(config.algorithm.kl_ctrl);
+    }
+    if (wants_critic(config)) {
+      std::vector<std::string> notes;
+      critic_ = std::make_unique<Critic>(config, num_steps_, notes);
+      critic_notes_ = std::move(notes);
+    }
+    if (config.reward_model.enable) reward_model_ = std::make_unique<RewardModel>(config);
     resume();
+    if (config.sharing.mode == "auto") {
+      std::filesystem::create_directories(config.trainer.default_local_dir);
+      cost_ = calibrate_once(*actor_, config.trainer.default_local_dir + "/cost_model.json");
+    }
     engine_ = std::make_unique<rollout::Engine>(*actor_, engine_options(config));
   }
 
@@ -58,8 +64,16 @@ class Run {
     summary_.first_step = step_;
     summary_.last_step = step_;
     if (config_.trainer.val_before_train && step_ == 0) log_validation();
-    StepContext context{
-        config_, host_, *actor_, reference_.get(), *engine_, *optimizer_, schedule_};
+    StepContext context{.config = config_,
+                        .host = host_,
+                        .generation = generation(),
+                        .actor = *actor_,
+                        .optimizer = *optimizer_,
+                        .schedule = schedule_,
+                        .reference = reference_.get(),
+                        .critic = critic_.get(),
+                        .kl_controller = kl_controller_ ? &*kl_controller_ : nullptr,
+                        .cost = cost_};
     while (step_ < num_steps_) {
       if (host_.should_stop()) {
         summary_.stopped_early = true;
@@ -86,28 +100,30 @@ class Run {
   }
 
  private:
+  Generation generation() { return {config_, *engine_, reward_model_.get(), host_}; }
+
+  checkpoint::Critic saved_critic() {
+    return {&critic_->model(), &critic_->optimizer(), critic_->config_from()};
+  }
+
   void resume() {
     const TrainerConfig& trainer = config_.trainer;
-    if (trainer.resume_mode == "disable") return;
-    std::optional<checkpoint::Found> found;
-    if (trainer.resume_mode == "resume_path") {
-      BANYAN_CHECK(trainer.resume_from_path,
-                   "[config] trainer.resume_from_path: wanted a checkpoint with "
-                   "resume_mode=resume_path, got null");
-      found = checkpoint::Found{*trainer.resume_from_path, {}};
-    } else {
-      BANYAN_CHECK(trainer.resume_mode == "auto",
-                   "[config] trainer.resume_mode: wanted auto, disable or resume_path, got '",
-                   trainer.resume_mode,
-                   "'");
-      found = checkpoint::find_latest(trainer.default_local_dir);
+    const std::optional<checkpoint::Found> found = find_checkpoint(
+        trainer.resume_mode, trainer.resume_from_path, trainer.default_local_dir, host_);
+    if (!found) {
+      for (const std::string& note : critic_notes_) host_.say("critic: " + note);
+      return;
     }
-    if (!found) return;
-    for (const std::string& reason : found->rejected) host_.say("checkpoint not used: " + reason);
-    const checkpoint::TrainerState state = checkpoint::load(found->path, *actor_, *optimizer_);
+    const checkpoint::Critic critic = critic_ ? saved_critic() : checkpoint::Critic{};
+    const checkpoint::TrainerState state = checkpoint::load(
+        found->path,
+        *actor_,
+        *optimizer_,
+        {.critic = critic_ ? &critic : nullptr, .verified = trainer.resume_mode == "auto"});
     step_ = state.global_step;
     saved_step_ = step_;
     skipped_in_a_row_ = state.skipped_in_a_row;
+    if (kl_controller_ && state.kl_coef) kl_controller_->set_coef(*state.kl_coef);
     summary_.checkpoint = found->path;
     host_.load_state(state.extra);
     host_.say("resumed from " + found->path + " after step " + std::to_string(step_));
@@ -115,10 +131,9 @@ class Run {
 
   void finish(StepResult& result) {
     Metrics metrics = step_metrics(config_, result, step_);
-    for (const UpdateResult& update : result.updates) {
-      for (const std::string& warning : update.warnings) host_.say(warning);
-      skipped_in_a_row_ = update.skipped ? skipped_in_a_row_ + 1 : 0;
-    }
+    for (const CriticUpdate& update : result.critic_updates) note_update(update);
+    for (const UpdateResult& update : result.updates) note_update(update);
+    note_sharing(result.sharing);
     host_.on_samples(step_, /*validation=*/false, result.batch.trajectories, result.batch.scores);
     const bool last = step_ == num_steps_;
     Clock clock;
@@ -141,9 +156,25 @@ class Run {
                  "); the weights are those of the last finite one");
   }
 
+  // A skipped update of either model counts: the step did not learn what it should.
+  template <typename Update>
+  void note_update(const Update& update) {
+    for (const std::string& warning : update.warnings) host_.say(warning);
+    skipped_in_a_row_ = update.skipped ? skipped_in_a_row_ + 1 : 0;
+  }
+
+  // Said when sharing.mode=auto decides otherwise than before.
+  void note_sharing(const SharingDecision& decision) {
+    if (config_.sharing.mode != "auto" || decision.share == shares_) return;
+    shares_ = decision.share;
+    host_.say(decision.share
+                  ? "prefix sharing is on again: it saves time on this batch"
+                  : "prefix sharing is off for this batch: by the cost model it would not pay");
+  }
+
   Metrics validate() {
-    RolloutResult rollout = run_rollout(
-        config_, host_.validation_prompts(), step_, /*validation=*/true, *engine_, host_);
+    RolloutResult rollout =
+        run_rollout(generation(), host_.validation_prompts(), RolloutKind::kValidation, step_);
     host_.on_samples(step_, /*validation=*/true, rollout.trajectories, rollout.scores);
     return host_.validation_metrics(rollout.trajectories, rollout.scores);
   }
@@ -161,12 +192,15 @@ class Run {
     state.global_step = step_;
     state.skipped_in_a_row = skipped_in_a_row_;
     state.extra = position;
+    if (kl_controller_) state.kl_coef = kl_controller_->coef();
+    const checkpoint::Critic critic = critic_ ? saved_critic() : checkpoint::Critic{};
     checkpoint::save(config_.trainer.default_local_dir,
                      *actor_,
                      *optimizer_,
                      state,
                      config_.model.path,
-                     config_.trainer.max_actor_ckpt_to_keep.value_or(0));
+                     config_.trainer.max_actor_ckpt_to_keep.value_or(0),
+                     critic_ ? &critic : nullptr);
     saved_step_ = step_;
     summary_.checkpoint = (std::filesystem::path(config_.trainer.default_local_dir) /
                            ("global_step_" + std::to_string(step_)))
@@ -181,9 +215,15 @@ class Run {
   int64_t skipped_in_a_row_ = 0;
   optim::ScheduleOptions schedule_;
   std::unique_ptr<models::CausalLM> actor_;
-  std::unique_ptr<models::CausalLM> reference_;
   std::unique_ptr<optim::AdamW> optimizer_;
+  std::unique_ptr<models::CausalLM> reference_;
+  std::optional<algo::KlController> kl_controller_;
+  std::unique_ptr<Critic> critic_;
+  std::vector<std::string> critic_notes_;  // about its new head, if it has one
+  std::unique_ptr<RewardModel> reward_model_;
   std::unique_ptr<rollout::Engine> engine_;
+  trie::CostModel cost_;
+  bool shares_ = true;  // what sharing.mode=auto decided last
   TrainSummary summary_;
 };
 

@@ -1,7 +1,8 @@
-// One optimizer step on one mini-batch: plan, walk {forward, loss, backward}, clip, AdamW, repack.
+// The actor's update: per mini-batch plan, walk, clip, AdamW, repack.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "banyan/algo/loss.h"
@@ -9,6 +10,7 @@
 #include "banyan/models/causal_lm.h"
 #include "banyan/optim/adamw.h"
 #include "banyan/train/batch.h"
+#include "banyan/train/layout.h"
 #include "banyan/train/walk.h"
 
 namespace banyan::train {
@@ -18,24 +20,25 @@ struct UpdateResult {
   double num_tokens = 0.0;      // N
   double num_sequences = 0.0;   // B
   double grad_norm = 0.0;       // before clipping
-  bool skipped = false;         // a non-finite norm: weights unchanged
+  bool skipped = false;         // a non-finite norm or loss: weights unchanged
   int64_t logical_tokens = 0;   // T0
   int64_t unique_tokens = 0;    // T1 of the uncut trie
   int64_t computed_tokens = 0;  // with replayed trunks
   int64_t num_blocks = 0;
   WalkStats walk;
-  std::vector<at::Tensor> log_prob;  // per trajectory of the mini-batch, as this pass computed them
+  std::vector<at::Tensor> log_prob;  // per sample of the mini-batch, as this pass computed them
   std::vector<std::string> warnings;
+  algo::MetricMap correction;  // names of "rollout_corr/", of bypass mode
 };
 
 algo::LossOptions loss_options(const Config& config);
 
-// Throws [config] naming the key for a bad value; call before a model loads.
-void check_update_config(const Config& config);
+MiniBatchOptions actor_mini_batches(const Config& config);
 
 UpdateResult update(const Config& config,
                     const Batch& batch,
-                    const std::vector<int64_t>& mini_batch,
+                    const MiniBatch& mini_batch,
+                    const Layout& layout,
                     double lr,
                     models::CausalLM& model,
                     optim::AdamW& optimizer);
@@ -43,7 +46,8 @@ UpdateResult update(const Config& config,
 // Gradients of the mini-batch only (no clipping, no optimizer): parity tests and update() itself.
 UpdateResult accumulate_gradients(const Config& config,
                                   const Batch& batch,
-                                  const std::vector<int64_t>& mini_batch,
+                                  const MiniBatch& mini_batch,
+                                  const Layout& layout,
                                   models::CausalLM& model);
 
 }  // namespace banyan::train

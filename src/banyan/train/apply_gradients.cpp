@@ -1,0 +1,24 @@
+#include "banyan/train/apply_gradients.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace banyan::train {
+
+AppliedGradients apply_gradients(const OptimConfig& optim,
+                                 double lr,
+                                 double loss,
+                                 models::CausalLM& model,
+                                 optim::AdamW& optimizer) {
+  AppliedGradients applied;
+  applied.grad_norm = optim::grad_norm(model.params());
+  applied.skipped = !std::isfinite(applied.grad_norm) || !std::isfinite(loss);
+  if (applied.skipped) return applied;
+  const double clip = optim.clip_grad;
+  const double scale = clip > 0.0 ? std::min(1.0, clip / (applied.grad_norm + 1e-6)) : 1.0;
+  optimizer.step(lr, scale);
+  model.params().repack();
+  return applied;
+}
+
+}  // namespace banyan::train

@@ -1,0 +1,52 @@
+// How the passes of a step lay out their samples: whether prefixes are shared, and how blocks are
+// cut. Decided once per rollout batch, so that scoring and updating agree (specification A14).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "banyan/core/config.h"
+#include "banyan/trie/plan.h"
+
+namespace banyan::train {
+
+struct Layout {
+  bool share = true;
+  trie::CostModel cost;  // calibrated at the start of the run, or the unitless default
+};
+
+// Limits of one block, from the micro-batch keys of a role.
+struct BlockLimits {
+  int64_t max_tokens = 0;   // 0: none
+  int64_t max_samples = 0;  // 0: none
+};
+BlockLimits block_limits(const ActorConfig& actor);
+BlockLimits block_limits(const CriticConfig& critic);
+
+// How samples are merged and cut under the keys of `sharing` alone. Throws [config] for an unknown
+// word.
+trie::PlanOptions plan_options(const SharingConfig& sharing);
+
+trie::PlanOptions plan_options(const SharingConfig& sharing,
+                               const Layout& layout,
+                               const BlockLimits& limits,
+                               bool for_backward);
+
+struct SharingDecision {
+  bool share = true;
+  // Modelled seconds of forward and backward with and without sharing; 0 where nothing was
+  // compared.
+  double shared_seconds = 0.0;
+  double dense_seconds = 0.0;
+};
+
+// sharing.mode: on, off, or what the cost model says of these samples: share if it saves at least
+// `margin`.
+SharingDecision decide_sharing(const SharingConfig& sharing,
+                               double margin,
+                               const trie::CostModel& cost,
+                               const BlockLimits& limits,
+                               const std::vector<Sample>& samples);
+
+}  // namespace banyan::train

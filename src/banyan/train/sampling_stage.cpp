@@ -1,0 +1,177 @@
+#include "banyan/train/sampling_stage.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "banyan/algo/group_filter.h"
+#include "banyan/core/error.h"
+
+namespace banyan::train {
+namespace {
+
+// Why too many scores failed to learn from them, or "".
+std::string too_many_failed(const Config& config, const std::vector<Score>& scores) {
+  int64_t failed = 0;
+  std::string reason;
+  for (const Score& score : scores) {
+    if (!score.failed) continue;
+    ++failed;
+    reason = score.reason;
+  }
+  const double allowed = config.max_failed_frac * static_cast<double>(scores.size());
+  if (static_cast<double>(failed) <= allowed) return "";
+  return detail::concat("[reward] ",
+                        failed,
+                        " of ",
+                        scores.size(),
+                        " scores failed, more than banyan.reward.max_failed_frac=",
+                        config.max_failed_frac,
+                        " allows; the last reason: ",
+                        reason);
+}
+
+// The number that must differ inside a group, of one valid sample.
+double filter_metric(const std::string& name, const Score& score) {
+  if (name == "reward" || name == "score" || name == "seq_reward" || name == "seq_final_reward") {
+    return score.value;
+  }
+  const double* entry = find_entry(score, name);
+  if (entry != nullptr) return *entry;
+  std::string known = "reward";
+  for (const auto& [key, value] : score.extra) known += ", " + key;
+  BANYAN_CHECK(false,
+               "[algorithm.filter_groups.metric] wanted one of ",
+               known,
+               " (what the reward function returns), got ",
+               name);
+  return 0.0;
+}
+
+// Rows of `batch` that teach nothing.
+std::set<int64_t> flat_rows(const FilterGroupsConfig& filter, const Batch& batch) {
+  std::vector<int64_t> group;
+  std::vector<double> metric;
+  const std::string name = filter.metric.value_or("reward");
+  for (int64_t i = 0; i < batch.size(); ++i) {
+    group.push_back(batch.trajectories[i].row);
+    metric.push_back(batch.valid(i) ? filter_metric(name, batch.scores[i]) : 0.0);
+  }
+  const std::vector<int64_t> flat = algo::flat_groups(group, batch.validity(), metric);
+  return {flat.begin(), flat.end()};
+}
+
+class Sampling {
+ public:
+  Sampling(const Generation& with, int64_t step)
+      : with_(with), filter_(with.config.algorithm.filter_groups), step_(step) {
+    needs_greedy_ = algo::advantage(with.config.algorithm.adv_estimator).needs_greedy;
+  }
+
+  SampledBatch run() {
+    const int64_t wanted = with_.config.train_batch_size;
+    int64_t fetch = wanted;
+    while (kept_rows_.size() < static_cast<size_t>(wanted)) {
+      std::vector<PromptRow> rows = with_.host.next_prompts(fetch);
+      out_.end_of_data = static_cast<int64_t>(rows.size()) < fetch;
+      if (out_.end_of_data) return std::move(out_);
+      out_.refused = refuse_to_go_on(rows);
+      if (out_.refused.empty()) out_.refused = add(rows);
+      if (!out_.refused.empty()) return std::move(out_);
+      const int64_t missing = wanted - static_cast<int64_t>(kept_rows_.size());
+      fetch = std::min(2 * missing, wanted);
+    }
+    finish();
+    return std::move(out_);
+  }
+
+ private:
+  // Takes rows that came before out of `rows`; why the step cannot be filled, or "".
+  std::string refuse_to_go_on(std::vector<PromptRow>& rows) {
+    if (!filter_.enable) return "";
+    std::erase_if(rows, [&](const PromptRow& row) { return !seen_.insert(row.row).second; });
+    const int64_t limit = filter_.max_num_gen_batches;
+    const int64_t done = out_.filter.num_gen_batches;
+    if (!rows.empty() && (limit == 0 || done < limit)) return "";
+    return detail::concat(
+        "[algorithm.filter_groups] ",
+        kept_rows_.size(),
+        " of ",
+        with_.config.train_batch_size,
+        " groups differ in ",
+        filter_.metric.value_or("reward"),
+        " after ",
+        done,
+        " rollouts",
+        rows.empty() ? ", and every training row was tried" : " (max_num_gen_batches)",
+        "; wanted problems that are neither too easy nor too hard, a higher temperature, a larger "
+        "rollout.n or a smaller data.train_batch_size");
+  }
+
+  // Rolls `rows` out and keeps the groups that differ; why the samples cannot be used, or "".
+  std::string add(const std::vector<PromptRow>& rows) {
+    if (needs_greedy_) add_greedy(rows);
+    RolloutResult result = run_rollout(with_, rows, RolloutKind::kTrain, step_);
+    ++out_.filter.num_gen_batches;
+    const std::string refused = too_many_failed(with_.config, result.scores);
+    std::vector<int64_t> order;
+    for (const PromptRow& row : rows) order.push_back(row.row);
+    std::set<int64_t> flat;
+    if (refused.empty() && filter_.enable) {
+      flat = flat_rows(filter_, make_batch(result.trajectories, result.scores, order));
+    }
+    drop(flat, result);
+    std::erase_if(order, [&](int64_t row) { return flat.contains(row); });
+    kept_rows_.insert(kept_rows_.end(), order.begin(), order.end());
+    append(std::move(result), out_.rollout);
+    return refused;
+  }
+
+  void add_greedy(const std::vector<PromptRow>& rows) {
+    RolloutResult result = run_rollout(with_, rows, RolloutKind::kGreedy, step_);
+    for (const Score& score : result.scores) greedy_[score.row] = score;
+    result.trajectories.clear();
+    result.scores.clear();
+    append(std::move(result), out_.rollout);
+  }
+
+  void drop(const std::set<int64_t>& rows, RolloutResult& result) {
+    out_.filter.evicted_samples += static_cast<int64_t>(std::erase_if(
+        result.trajectories, [&](const Trajectory& t) { return rows.contains(t.row); }));
+    std::erase_if(result.scores, [&](const Score& score) { return rows.contains(score.row); });
+  }
+
+  void finish() {
+    const auto wanted = static_cast<size_t>(with_.config.train_batch_size);
+    std::set<int64_t> surplus(kept_rows_.begin() + static_cast<int64_t>(wanted), kept_rows_.end());
+    kept_rows_.resize(wanted);
+    out_.filter.surplus_samples = static_cast<int64_t>(std::erase_if(
+        out_.rollout.trajectories, [&](const Trajectory& t) { return surplus.contains(t.row); }));
+    out_.batch = make_batch(std::move(out_.rollout.trajectories), out_.rollout.scores, kept_rows_);
+    if (!needs_greedy_) return;
+    for (int64_t i = 0; i < out_.batch.size(); ++i) {
+      const Score& baseline = greedy_.at(out_.batch.trajectories[i].row);
+      out_.batch.greedy_score.push_back(baseline.value);
+      if (!baseline.failed || out_.batch.scores[i].failed) continue;
+      out_.batch.scores[i].failed = true;
+      out_.batch.scores[i].reason = "no score of the greedy baseline: " + baseline.reason;
+    }
+  }
+
+  const Generation& with_;
+  const FilterGroupsConfig& filter_;
+  int64_t step_;
+  bool needs_greedy_ = false;
+  std::set<int64_t> seen_;
+  std::vector<int64_t> kept_rows_;
+  std::map<int64_t, Score> greedy_;  // by row
+  SampledBatch out_;
+};
+
+}  // namespace
+
+SampledBatch sample_batch(const Generation& with, int64_t step) {
+  return Sampling(with, step).run();
+}
+
+}  // namespace banyan::train
