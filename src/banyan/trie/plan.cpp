@@ -10,6 +10,7 @@
 #include "banyan/trie/detail/fork_tree.h"
 #include "banyan/trie/detail/forward_cuts.h"
 #include "banyan/trie/detail/order.h"
+#include "banyan/trie/detail/small_search.h"
 
 namespace banyan::trie {
 namespace {
@@ -94,9 +95,15 @@ Plan plan(const std::vector<Sample>& samples, const PlanOptions& options) {
   if (options.unshare_margin > 0.0) {
     detail::unshare_trees(samples, options.cost, options.unshare_margin, order);
   }
-  const detail::ForkTree tree(samples, order);
-  const detail::CutList list =
-      options.for_backward ? detail::cut(tree, options) : detail::cut_forward(tree, options);
+  const bool with_rows = options.cost.per_head_row > 0.0;
+  const detail::ForkTree tree(samples, order, with_rows);
+  detail::CutList list;
+  if (options.for_backward) {
+    list = detail::cut(tree, options);
+    detail::search_small(tree, options, list);
+  } else {
+    list = detail::cut_forward(tree, options);
+  }
   const detail::Cuts cuts = options.for_backward ? to_cuts(std::move(order), list.blocks)
                                                  : to_forward_cuts(std::move(order), list.blocks);
   Plan plan = detail::assemble(samples, cuts, options);

@@ -6,6 +6,7 @@
 
 #include "banyan/testing/plan_check.h"
 #include "banyan/testing/random_trie.h"
+#include "banyan/trie/detail/cutter.h"
 #include "banyan/trie/plan.h"
 
 namespace banyan::trie {
@@ -110,6 +111,36 @@ TEST(PlanProperty, NamedCasesUnderEveryPolicyAndBudget) {
         if (::testing::Test::HasFatalFailure()) return;
       }
     }
+  }
+}
+
+// What the cutter minimises is what the plan is said to cost.
+TEST(PlanProperty, CutsArePricedAsPlansAre) {
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    SCOPED_TRACE(seed);
+    const std::vector<Sample> samples = random_batch(seed);
+    PlanOptions options;
+    options.max_tokens_per_block = longest(samples) + static_cast<int64_t>(seed % 3) * 4;
+    options.max_samples_per_block = seed % 4 == 0 ? 3 : 0;
+    options.cost.per_pair = 0.01;
+    options.cost.per_block = seed % 2 == 0 ? 64.0 : 5.0;
+    const detail::Order order = detail::order_samples(samples, options.build);
+    const detail::CutList list = detail::cut(detail::ForkTree(samples, order), options);
+    const Trie trie = build(samples, options.build);
+    const double base = trie.num_tokens() + 0.01 * static_cast<double>(trie.num_pairs());
+    EXPECT_EQ(list.forced, 0);
+    const double cost = trie::plan(samples, options).modelled_seconds;
+    if (samples.size() > 16) {
+      EXPECT_NEAR(cost, list.cost + base, 1e-9 * cost);
+    } else {
+      EXPECT_LE(cost, list.cost + base + 1e-9 * cost);
+    }
+    int64_t tokens = 0;
+    for (const detail::CutBlock& block : list.blocks) {
+      tokens += block.tokens;
+      EXPECT_LE(block.tokens + block.retained, options.max_tokens_per_block);
+    }
+    EXPECT_GE(tokens, trie.num_tokens());
   }
 }
 

@@ -19,24 +19,27 @@ int64_t num_pieces(int64_t tokens, int64_t capacity) { return (tokens + capacity
 }  // namespace
 
 Prices::Prices(const CostModel& model, const ForkTree& tree)
-    : block_(model.per_block),
+    : tree_(tree),
+      block_(std::max(model.per_block, 1e-3 * model.per_token)),  // of equal plans the coarser
       carry_(model.per_carry_byte * model.bytes_per_carried_token),
       token_(model.per_token),
       pair_(model.per_pair),
+      row_(model.per_head_row),
       recompute_(model.per_recomputed_token),
       penalty_(block_ + carry_ + token_ + recompute_) {
   double all = 1.0;
   for (int32_t i = 0; i < tree.num_samples(); ++i) {
     const int64_t length = tree.length(i);
-    all += block(length) + copy(0, length) + recompute(length);
+    all += block(length) + copy(i, 0, length) + recompute(length);
   }
   penalty_ += 16.0 * all;
 }
 
-double Prices::copy(int64_t from, int64_t to) const {
+double Prices::copy(int32_t i, int64_t from, int64_t to) const {
   if (to <= from) return 0.0;
   const auto pairs = static_cast<double>(to * (to + 1) - from * (from + 1)) / 2.0;
-  return token_ * static_cast<double>(to - from) + pair_ * pairs;
+  return token_ * static_cast<double>(to - from) + pair_ * pairs +
+         row_ * static_cast<double>(tree_.scored(i, from, to));
 }
 
 ChainLister::ChainLister(const ForkTree& tree, const PlanOptions& options, const Prices& prices)
@@ -114,28 +117,52 @@ void ChainLister::add_chain(const CutState& state,
   add(state, option, out);
 }
 
-// Recomputes as much of the first sample's path as leaves exactly one full block.
+// Recomputes as much of the first sample's path as makes the rest in front of sample `until`
+// exactly one full block.
 void ChainLister::list_cut_inside(const CutState& state,
                                   const ChainOption& option,
+                                  int32_t until,
                                   std::vector<ChainOption>& out) const {
   const auto& nodes = tree_.nodes();
   const ForkNode& node = nodes[option.node];
-  const int64_t room = capacity(state.retained);
-  const int64_t depth = tree_.tokens(option.first, node.last) - room;
+  const int64_t depth = tree_.tokens(option.first, until) - capacity(state.retained);
   if (depth <= std::max(node.start, state.depth)) return;
   ChainOption cut = option;
   while (!tree_.is_leaf(cut.tip) && depth > nodes[cut.tip].end) ++cut.tip;
   if (tree_.is_leaf(cut.tip) && depth >= nodes[cut.tip].end) return;
   const int32_t rest =
       std::max(option.first, tree_.first_longer(cut.tip, static_cast<int32_t>(depth)));
-  const bool closes = node.last - rest <= limits_.samples;
-  if (!closes && cut.tip != cut.node) return;
+  const bool closes = until - rest <= limits_.samples;
+  if (until < node.last) {
+    if (!closes || cut.tip == cut.node) return;
+    cut.node = cut.tip;
+    cut.keeps = true;
+  } else if (!closes && cut.tip != cut.node) {
+    return;
+  }
   if (closes) {
-    cut.until = node.last;
+    cut.until = until;
     cut.cost += prices_.block(depth);
   }
   if (rest - option.first > limits_.samples) ++cut.forced;
   add_chain(state, cut, depth, 0, out);
+}
+
+// Cuts inside for the first branches of v that would not fit into one block without.
+void ChainLister::list_cuts_past(const CutState& state,
+                                 const ChainOption& option,
+                                 std::vector<ChainOption>& out) const {
+  const auto& nodes = tree_.nodes();
+  const ForkNode& node = nodes[option.node];
+  const int64_t room = capacity(state.retained);
+  int32_t tried = 0;
+  for (int32_t w = option.node + 1; w < node.next && tried < kMaxPast; w = nodes[w].next) {
+    const int32_t until = nodes[w].last;
+    if (until >= node.last || until <= option.first) continue;
+    if (tree_.tokens(option.first, until) - node.end <= room) continue;
+    list_cut_inside(state, option, until, out);
+    ++tried;
+  }
 }
 
 // The chain ends at option.tip's fork and one closed block takes all below it and as much of what
@@ -175,7 +202,7 @@ void ChainLister::list_node(const CutState& state, int32_t v, std::vector<ChainO
   const int64_t room = capacity(state.retained);
   ChainOption option{.node = v, .tip = v, .first = std::max(state.first, node.first)};
   if (tree_.shared(option.first) > state.depth) {
-    option.cost = prices_.copy(state.depth, tree_.shared(option.first));
+    option.cost = prices_.copy(option.first, state.depth, tree_.shared(option.first));
     option.forced = may_copy() ? 0 : 1;
   }
   // Wishes cannot hold where a path is longer than the room: something must be recomputed.
@@ -183,7 +210,7 @@ void ChainLister::list_node(const CutState& state, int32_t v, std::vector<ChainO
   const bool too_long = node.max_length - state.depth > room;
   const bool retain = any || carry_ == Carry::kRetain;
   const bool recompute = any || carry_ == Carry::kRecompute || too_long;
-  if (recompute) list_cut_inside(state, option, out);
+  if (recompute) list_cut_inside(state, option, node.last, out);
   if (tree_.is_leaf(v)) {
     // Too many samples on one path: share all of it but the last token.
     const int32_t depth = node.end - 1;
@@ -206,6 +233,7 @@ void ChainLister::list_node(const CutState& state, int32_t v, std::vector<ChainO
     if (recompute) list_closing(state, option, last, 0, out);
   }
   option.tip = v;
+  if (recompute) list_cuts_past(state, option, out);
   if (tree_.first_longer(v, node.end) - option.first > limits_.samples) ++option.forced;
   const int64_t length = node.end - state.depth;
   if (retain && length <= room) add_chain(state, option, node.end, length, out);

@@ -27,14 +27,15 @@ class Prices {
  public:
   Prices(const CostModel& model, const ForkTree& tree);
   double block(int64_t carried) const { return block_ + carry_ * static_cast<double>(carried); }
-  // Another copy of the tokens at depths [from, to).
-  double copy(int64_t from, int64_t to) const;
+  // Another copy of sample i's tokens at depths [from, to).
+  double copy(int32_t i, int64_t from, int64_t to) const;
   double recompute(int64_t tokens) const { return recompute_ * static_cast<double>(tokens); }
   // More than any plan costs: for what must not happen unless nothing else is possible.
   double penalty() const { return penalty_; }
 
  private:
-  double block_, carry_, token_, pair_, recompute_, penalty_;
+  const ForkTree& tree_;
+  double block_, carry_, token_, pair_, row_, recompute_, penalty_;
 };
 
 // What a stretch of the plan costs, and the closed block that it ends with: samples after it may
@@ -126,7 +127,11 @@ class ChainLister {
   bool is_big(const CutState& state, int32_t v) const;
   void list_cut_inside(const CutState& state,
                        const ChainOption& option,
+                       int32_t until,
                        std::vector<ChainOption>& out) const;
+  void list_cuts_past(const CutState& state,
+                      const ChainOption& option,
+                      std::vector<ChainOption>& out) const;
   int32_t uppermost(const CutState& state, int32_t v) const;
   void list_closing(const CutState& state,
                     ChainOption option,

@@ -165,7 +165,7 @@ class Cutter {
   double start_cost(const CutState& state, int32_t at) const {
     const double block = prices_.block(state.depth);
     if (tree_.shared(at) <= state.depth) return block;
-    const double copy = prices_.copy(state.depth, tree_.shared(at));
+    const double copy = prices_.copy(at, state.depth, tree_.shared(at));
     return block + copy + (lister_.may_copy() ? 0.0 : prices_.penalty());
   }
 

@@ -47,12 +47,13 @@ std::vector<ForkNode> flatten(const std::vector<Link>& links) {
 
 }  // namespace
 
-ForkTree::ForkTree(const std::vector<Sample>& samples, const Order& order)
+ForkTree::ForkTree(const std::vector<Sample>& samples, const Order& order, bool with_scored)
     : shared_(order.shared), sums_(1, 0) {
   for (size_t i = 0; i < samples.size(); ++i) {
     lengths_.push_back(static_cast<int32_t>(samples[order.samples[i]].tokens.size()));
     sums_.push_back(sums_.back() + lengths_[i] - shared_[i]);
   }
+  if (with_scored) count_scored(samples, order);
   std::vector<Link> links(1);  // the root
   std::vector<int32_t> path = {0};
   const auto close = [&](int32_t i) {
@@ -95,6 +96,25 @@ ForkTree::ForkTree(const std::vector<Sample>& samples, const Order& order)
       node.max_length = std::max(node.max_length, nodes_[w].max_length);
     }
   }
+}
+
+void ForkTree::count_scored(const std::vector<Sample>& samples, const Order& order) {
+  for (const int32_t s : order.samples) {
+    const Sample& sample = samples[s];
+    scored_begin_.push_back(static_cast<int64_t>(scored_.size()));
+    int32_t count = 0;
+    scored_.push_back(0);
+    for (size_t t = 0; t < sample.tokens.size(); ++t) {
+      count += sample.scored.empty() || sample.scored[t] != 0 ? 1 : 0;
+      scored_.push_back(count);
+    }
+  }
+}
+
+int64_t ForkTree::scored(int32_t i, int64_t from, int64_t to) const {
+  if (scored_begin_.empty() || to <= from) return 0;
+  const int32_t* counts = scored_.data() + scored_begin_[i];
+  return counts[std::min<int64_t>(to + 1, lengths_[i])] - counts[from + 1];
 }
 
 int32_t ForkTree::first_longer(int32_t v, int32_t depth) const {

@@ -22,7 +22,8 @@ struct ForkNode {
 
 class ForkTree {
  public:
-  ForkTree(const std::vector<Sample>& samples, const Order& order);
+  // `with_scored`: scored() will be asked.
+  ForkTree(const std::vector<Sample>& samples, const Order& order, bool with_scored = false);
 
   // Depth first; node 0 is the virtual root (no token, all samples). Children of v: v + 1, then
   // `next` of each, while < nodes()[v].next.
@@ -34,13 +35,20 @@ class ForkTree {
 
   // Tokens of the trie of samples [a, b) of the order, a < b.
   int64_t tokens(int32_t a, int32_t b) const { return sums_[b] - sums_[a] + shared_[a]; }
+  // Scored tokens of sample i at positions (from, to]: head rows of its tokens at depths [from,
+  // to).
+  int64_t scored(int32_t i, int64_t from, int64_t to) const;
   // First sample of node v with more than `depth` tokens, or its `last`. O(log S).
   int32_t first_longer(int32_t v, int32_t depth) const;
 
  private:
+  void count_scored(const std::vector<Sample>& samples, const Order& order);
+
   std::vector<int32_t> lengths_;
   std::vector<int32_t> shared_;
-  std::vector<int64_t> sums_;  // [S + 1] running sum of length - shared
+  std::vector<int32_t> scored_;  // [T0 + S] per sample: scored tokens in front of each position
+  std::vector<int64_t> scored_begin_;  // [S] where a sample's counts begin
+  std::vector<int64_t> sums_;          // [S + 1] running sum of length - shared
   std::vector<ForkNode> nodes_;
 };
 
