@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -51,6 +52,18 @@ struct TokensOfBlock {
   }
   std::vector<int64_t> offsets;
   std::vector<int64_t> token;
+};
+
+// A logical token's gradient on its way to an edge or a row. Sorted by value before they are added,
+// so a sum depends neither on the order of the samples nor on the plan; a NaN stands last.
+struct Contribution {
+  int32_t target = 0;
+  double value = 0.0;
+  bool operator<(const Contribution& other) const {
+    if (target != other.target) return target < other.target;
+    if (std::isnan(value) || std::isnan(other.value)) return !std::isnan(value);
+    return value < other.value;
+  }
 };
 
 class Walk {
@@ -221,18 +234,22 @@ class Walk {
     return carry;
   }
 
-  // out[target[u]] += gradient[u] over the block's logical tokens u, ascending.
+  // out[t] = sum of gradient[u] over the block's logical tokens u with target[u] = t.
   at::Tensor sum(int32_t b,
                  const at::Tensor& gradient,
                  const std::vector<int32_t>& target,
                  int64_t size) const {
-    at::Tensor out = at::zeros({size}, at::kDouble);
     const double* from = gradient.const_data_ptr<double>();
-    double* to = out.data_ptr<double>();
+    std::vector<Contribution> parts;
+    parts.reserve(tokens_->offsets[b + 1] - tokens_->offsets[b]);
     for (int64_t i = tokens_->offsets[b]; i < tokens_->offsets[b + 1]; ++i) {
       const int64_t u = tokens_->token[i];
-      to[target[u]] += from[u];
+      parts.push_back({target[u], from[u]});
     }
+    std::sort(parts.begin(), parts.end());
+    at::Tensor out = at::zeros({size}, at::kDouble);
+    double* to = out.data_ptr<double>();
+    for (const Contribution& part : parts) to[part.target] += part.value;
     return out;
   }
 

@@ -4,9 +4,9 @@
 // Blocks run forward in the plan's order; an open block keeps the K and V of the tokens that later
 // blocks attend to. When all tokens of some samples have run, the loss of those samples is asked
 // for; its gradients wait until the backward of the blocks that hold the samples' sources. Per edge
-// and per head row they are summed in fp64 over the logical tokens in the order of the batch, so
-// the sums do not depend on the plan. The backward of a block adds to the fp32 accumulators of the
-// blocks that it carried from; a block's memory is freed with its backward.
+// and per head row they are summed in fp64 in ascending order of value, so the sums depend neither
+// on the plan nor on the order of the samples. The backward of a block adds to the fp32
+// accumulators of the blocks that it carried from; a block's memory is freed with its backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
