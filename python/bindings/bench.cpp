@@ -15,6 +15,9 @@ py::dict side_dict(const bench::Side& side) {
   out["modelled_seconds"] = side.modelled_seconds;
   out["blocks"] = side.blocks;
   out["computed_tokens"] = side.computed_tokens;
+  out["recomputed_tokens"] = side.recomputed_tokens;
+  out["live_tokens"] = side.live_tokens;
+  out["carry_bytes"] = side.carry_bytes;
   out["loss"] = side.loss;
   out["grad_norm"] = side.grad_norm;
   return out;
@@ -27,6 +30,7 @@ py::dict run(models::CausalLM& model, const py::dict& given) {
   options.repeats = get_or<int64_t>(given, "repeats", options.repeats);
   options.off_seconds = get_or<double>(given, "off_seconds", options.off_seconds);
   options.plan.max_tokens_per_block = given["max_tokens_per_block"].cast<int64_t>();
+  options.longest_path = get_or<bool>(given, "longest_path", options.longest_path);
   bench::TrieBenchResult result;
   {
     py::gil_scoped_release release;

@@ -50,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-tokens-per-block", type=int, default=8192, help="trie: default: %(default)s"
     )
+    parser.add_argument(
+        "--longest-path",
+        action="store_true",
+        help="trie: sharing on under a budget of the longest path",
+    )
     parser.add_argument("--seed", type=int, default=1, help="trie: of the random tokens")
     parser.add_argument(
         "--kernels", default="native", choices=("native", "aten"), help="default: %(default)s"

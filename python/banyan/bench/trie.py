@@ -30,6 +30,7 @@ def measure(args: argparse.Namespace, model: Path, core: Any, name: str) -> dict
         "preset": name,
         "repeats": args.repeats,
         "max_tokens_per_block": args.max_tokens_per_block,
+        "longest_path": args.longest_path,
         "seed": args.seed,
     }
     loaded = core.Model.load(str(model), kernels=args.kernels, with_backward=True)
@@ -46,7 +47,8 @@ def measure(args: argparse.Namespace, model: Path, core: Any, name: str) -> dict
         print(
             f"  {side:<3} {figures['median']:8.3f} s x {len(figures['seconds'])}, "
             f"modelled {figures['modelled_seconds']:.3f} s, planning "
-            f"{figures['plan_seconds'] * 1e3:.2f} ms, {figures['blocks']} blocks, {peak:.2f} GiB",
+            f"{figures['plan_seconds'] * 1e3:.2f} ms; {figures['blocks']} blocks, "
+            f"{figures['live_tokens']} live tokens, {peak:.2f} GiB",
             flush=True,
         )
     return {"preset": name, "seed": args.seed, **result}
@@ -61,6 +63,7 @@ def in_process(args: argparse.Namespace, model: Path, name: str) -> dict[str, An
             *("--model", str(model), "--json", str(file), "--kernels", args.kernels),
             *("--repeats", str(args.repeats), "--seed", str(args.seed)),
             *("--max-tokens-per-block", str(args.max_tokens_per_block)),
+            *(["--longest-path"] if args.longest_path else []),
         ]
         code = subprocess.run(command).returncode
         if code != 0:

@@ -1,4 +1,6 @@
 // Shapes of the named batches, the arithmetic of a pass, and one small measurement.
+#include <ATen/ops/norm.h>
+#include <ATen/ops/sub.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -6,6 +8,7 @@
 #include "banyan/bench/trie_bench.h"
 #include "banyan/bench/workload.h"
 #include "banyan/testing/tiny_run.h"
+#include "banyan/train/probe.h"
 
 namespace banyan::bench {
 namespace {
@@ -79,6 +82,46 @@ TEST(PassFlops, AreThoseOfSmolLM2) {
   EXPECT_NEAR(pass_flops(shape, 1, 0, 0) / (6 * 1.06e8), 1.0, 0.01);
   EXPECT_EQ(pass_flops(shape, 0, 1, 0), 12.0 * 576 * 30);
   EXPECT_EQ(pass_flops(shape, 0, 0, 1), 6.0 * 576 * 49152);
+}
+
+// The ten-turn chats under a budget of their longest path, every way of carrying: the gradients are
+// those of the uncut batch.
+TEST(TurnsUnderABudget, HaveTheGradientsOfTheUncutBatch) {
+  const auto model = models::random_model(
+      R"({"model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 24,
+          "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+          "head_dim": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048,
+          "tie_word_embeddings": true, "initializer_range": 0.3})",
+      1,
+      {.compute = {.dtype = at::kDouble}, .with_backward = true});
+  const std::vector<Sample> samples = make_workload("turns10n8", 64, 1);
+  const int64_t longest = 512 + 10 * 96;
+  model->params().ensure_grads();
+  const auto gradients = [&](const trie::PlanOptions& options, size_t* blocks) {
+    model->params().zero_grads();
+    const trie::Plan plan = trie::plan(samples, options);
+    *blocks = plan.blocks.size();
+    train::probe_pass(*model, plan);
+    std::vector<at::Tensor> out;
+    for (const Param& param : model->params().params()) out.push_back(param.grad.clone());
+    return out;
+  };
+  size_t blocks = 0;
+  const std::vector<at::Tensor> wanted = gradients({}, &blocks);
+  ASSERT_EQ(blocks, 1u);
+  for (const trie::Carry carry :
+       {trie::Carry::kAuto, trie::Carry::kRetain, trie::Carry::kRecompute, trie::Carry::kReplay}) {
+    trie::PlanOptions options;
+    options.max_tokens_per_block = longest;
+    options.carry = carry;
+    const std::vector<at::Tensor> got = gradients(options, &blocks);
+    EXPECT_GE(blocks, 8u);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      const double error = got[i].sub(wanted[i]).norm().item<double>();
+      EXPECT_LE(error, 1e-10 * wanted[i].norm().item<double>())
+          << static_cast<int>(carry) << ' ' << model->params().params()[i].name;
+    }
+  }
 }
 
 TEST(TrieBench, MeasuresTheSameResultTwice) {

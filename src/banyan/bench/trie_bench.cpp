@@ -79,6 +79,9 @@ class Bench {
     const double off = count(false, result_.logical_tokens, result_.pairs_off);
     result_.ideal = off / on;
     result_.samples = static_cast<int64_t>(samples_.size());
+    for (const Sample& sample : samples_) {
+      longest_ = std::max(longest_, static_cast<int64_t>(sample.tokens.size()));
+    }
   }
 
   Timing pass(bool share) {
@@ -94,6 +97,7 @@ class Bench {
     const std::clock_t cpu_start = std::clock();
     trie::PlanOptions options = options_.plan;
     options.build.share = share;
+    if (share && options_.longest_path) options.max_tokens_per_block = longest_;
     const trie::Plan plan = trie::plan(samples_, options);
     timing.plan = clock.lap();
     const train::ProbeResult probe = train::probe_pass(model_, plan);
@@ -105,6 +109,9 @@ class Bench {
       side.grad_norm = optim::grad_norm(model_.params());
       side.blocks = static_cast<int64_t>(plan.blocks.size());
       side.computed_tokens = plan.num_computed;
+      side.recomputed_tokens = plan.num_recomputed;
+      side.live_tokens = probe.stats.peak_live_tokens;
+      side.carry_bytes = probe.stats.peak_carry_bytes;
       side.modelled_seconds = options_.plan.cost.seconds(trie::counts_of(plan));
     }
     return timing;
@@ -137,6 +144,7 @@ class Bench {
   models::CausalLM& model_;
   TrieBenchOptions options_;
   std::vector<Sample> samples_;
+  int64_t longest_ = 0;  // tokens of the longest sample
   std::vector<Timing> on_;
   std::vector<Timing> off_;
   TrieBenchResult result_;

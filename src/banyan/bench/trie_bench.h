@@ -20,7 +20,8 @@ namespace banyan::bench {
 struct TrieBenchOptions {
   std::string preset;
   uint64_t seed = 1;
-  trie::PlanOptions plan;     // limits of a block on both sides; build.share is set here
+  trie::PlanOptions plan;     // limits of a block; build.share and cost are set here
+  bool longest_path = false;  // sharing on: the budget is the longest path, whatever plan says
   int64_t repeats = 5;        // timed passes with sharing on, after one warm-up
   double off_seconds = 60.0;  // sharing off is repeated as long as its passes fit into this, at
                               // least once and at most `repeats` times; a first pass that takes
@@ -34,8 +35,11 @@ struct Side {
   double plan_seconds = 0.0;  // build and planning, median
   double modelled_seconds = 0.0;
   int64_t blocks = 0;
-  int64_t computed_tokens = 0;  // replayed and recomputed ones included
-  int64_t peak_bytes = 0;       // of the process during the first pass
+  int64_t computed_tokens = 0;    // replayed ones included
+  int64_t recomputed_tokens = 0;  // run forward twice
+  int64_t live_tokens = 0;        // with activations at one time, at most
+  int64_t carry_bytes = 0;        // K, V and their gradients between blocks, at most
+  int64_t peak_bytes = 0;         // of the process during the first pass
   double loss = 0.0;
   double grad_norm = 0.0;
 };

@@ -190,7 +190,8 @@ class Calibration {
       const trie::Counts counts = trie::counts_of(plan);
       ProbeResult probe;
       seconds = time(warm_up, [&] { probe = probe_pass(model_, plan); });
-      forward_share_ = probe.forward_seconds / std::max(probe.seconds(), 1e-9);
+      const double both = probe.stats.forward_seconds + probe.stats.backward_seconds;
+      forward_share_ = probe.stats.forward_seconds / std::max(both, 1e-9);
       const double body = std::max(seconds - attention_part(counts), 0.05 * seconds);
       runs.add({1.0, static_cast<double>(tokens), static_cast<double>(counts.head_rows)}, body);
     };

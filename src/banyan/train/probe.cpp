@@ -3,25 +3,20 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/sum.h>
 
-#include "banyan/train/walk.h"
-
 namespace banyan::train {
 
 ProbeResult probe_pass(models::CausalLM& model, const trie::Plan& plan) {
   const int64_t scored = static_cast<int64_t>(plan.logical.edge.size());
   const double weight = scored > 0 ? -1.0 / static_cast<double>(scored) : 0.0;
   ProbeResult result;
-  const WalkStats stats =
-      walk(model,
-           plan,
-           /*head=*/{},
-           LossScope::kSample,
-           [&](const std::vector<int32_t>& /*samples*/, const TokenOutputs& outputs) {
-             result.loss += weight * outputs.value.sum(at::kDouble).item<double>();
-             return TokenGradients{at::full_like(outputs.value, weight), {}};
-           });
-  result.forward_seconds = stats.forward_seconds;
-  result.backward_seconds = stats.backward_seconds + stats.recompute_seconds;
+  result.stats = walk(model,
+                      plan,
+                      /*head=*/{},
+                      LossScope::kSample,
+                      [&](const std::vector<int32_t>& /*samples*/, const TokenOutputs& outputs) {
+                        result.loss += weight * outputs.value.sum(at::kDouble).item<double>();
+                        return TokenGradients{at::full_like(outputs.value, weight), {}};
+                      });
   return result;
 }
 

@@ -6,15 +6,14 @@
 #pragma once
 
 #include "banyan/models/causal_lm.h"
+#include "banyan/train/walk.h"
 #include "banyan/trie/plan.h"
 
 namespace banyan::train {
 
 struct ProbeResult {
   double loss = 0.0;
-  double forward_seconds = 0.0;   // body and head
-  double backward_seconds = 0.0;  // forwards that run again included
-  double seconds() const { return forward_seconds + backward_seconds; }
+  WalkStats stats;
 };
 
 ProbeResult probe_pass(models::CausalLM& model, const trie::Plan& plan);
