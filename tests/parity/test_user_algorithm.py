@@ -44,3 +44,4 @@ def test_a_step_with_python_functions(tmp_path, micro_batch):
         assert own[name] == pytest.approx(built_in[name], rel=1e-9, abs=1e-12), name
     assert built_in["actor/grad_norm"] > 0
     assert own["actor/ppo_kl"] != 0
+    assert own["actor/tokens"] > 0  # the loss's own metric

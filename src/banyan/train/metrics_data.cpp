@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "banyan/algo/variance_proxy.h"
 #include "banyan/train/detail/metrics.h"
 
 namespace banyan::train::detail {
@@ -117,59 +118,24 @@ void reward_metrics(const Batch& batch, Metrics& metrics) {
   write_tokens("critic/values", per_token(batch, batch.value), batch, metrics);
 }
 
-// What a trajectory adds to variance_proxy/: its mean advantage, and the sum over its tokens of
-// e = 1 - 2 p + sum p^2, times its squared mean weight.
-struct Power {
-  double advantage = 0.0;
-  double weight = 0.0;
-};
-
-Power power_of(const std::vector<double>& advantage,
-               const std::vector<double>& log_prob,
-               const std::vector<double>& squares,
-               const std::vector<double>* weights) {
-  Power power;
-  double mean_weight = 0.0;
-  for (size_t t = 0; t < advantage.size(); ++t) {
-    power.advantage += advantage[t];
-    power.weight += 1.0 - 2.0 * std::exp(log_prob[t]) + squares[t];
-    mean_weight += weights != nullptr ? (*weights)[t] : 1.0;
-  }
-  const auto count = static_cast<double>(advantage.size());
-  power.advantage /= count;
-  mean_weight /= count;
-  power.weight *= mean_weight * mean_weight;
-  return power;
-}
-
 void variance_metrics(const StepResult& result, Metrics& metrics) {
   const Batch& batch = result.batch;
   if (batch.sum_squares.empty() || result.updates.empty()) return;
-  const algo::PerToken advantage = per_token(batch, batch.advantage);
-  const algo::PerToken log_prob = per_token(batch, batch.old_log_prob);
-  const algo::PerToken squares = per_token(batch, batch.sum_squares);
-  const algo::PerToken weight = per_token(batch, batch.weight);
-  double norm = 0, power = 0, squared = 0, weights = 0, count = 0;
+  algo::PerToken advantage = per_token(batch, batch.advantage);
   for (int64_t i = 0; i < batch.size(); ++i) {
-    if (!batch.valid(i)) continue;
-    const Power own =
-        power_of(advantage[i], log_prob[i], squares[i], weight.empty() ? nullptr : &weight[i]);
-    power += own.advantage * own.advantage * own.weight;
-    squared += own.advantage * own.advantage;
-    weights += own.weight;
-    count += 1.0;
+    if (!batch.valid(i)) advantage[i].clear();
   }
-  if (count == 0.0) return;
+  double norm = 0.0;
   for (const UpdateResult& update : result.updates) norm += update.grad_norm;
   norm /= static_cast<double>(result.updates.size());
-  const double signal = norm * norm;
-  const double total = power / count;
-  metrics["variance_proxy/proxy1_signal_strength"] = signal;
-  metrics["variance_proxy/proxy2_total_power"] = total;
-  metrics["variance_proxy/proxy3_pure_noise"] =
-      count > 1.0 ? std::max(0.0, (total - signal) / (count - 1.0)) : 0.0;
-  metrics["variance_proxy/expected_a_squared"] = squared / count;
-  metrics["variance_proxy/expected_w"] = weights / count;
+  const algo::MetricMap proxies = algo::variance_proxy(advantage,
+                                                       per_token(batch, batch.old_log_prob),
+                                                       per_token(batch, batch.sum_squares),
+                                                       per_token(batch, batch.weight),
+                                                       norm);
+  for (const auto& [name, metric] : proxies) {
+    metrics["variance_proxy/" + name] = algo::value_of(metric);
+  }
 }
 
 }  // namespace
