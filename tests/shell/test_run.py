@@ -73,8 +73,7 @@ def argv(tmp_path, tiny):
 
 def numbers(directory):
     """Metrics of each step but those that measure the machine."""
-    # Of the machine: seconds, bytes, and what the cost model makes of its own seconds.
-    measured = ("timing", "perf/", "actor/perf/", "prefix/modelled_gain")
+    measured = ("timing", "perf/", "actor/perf/")
     steps = by_step(read(directory / "metrics.jsonl"))
     return {
         step: {k: v for k, v in m.items() if not k.startswith(measured)}

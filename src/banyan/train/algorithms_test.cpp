@@ -400,7 +400,6 @@ TEST(Sharing, AutoDecidesOncePerBatch) {
   run.config.trainer.total_training_steps = 1;
   FakeHost host = run.train();
   EXPECT_EQ(host.logged.at(1).at("prefix/share"), 1.0);
-  EXPECT_GT(host.logged.at(1).at("prefix/modelled_gain"), 0.02);
   run.config.trainer.default_local_dir = run.scratch / "dense";
   run.config.sharing_margin = 0.99;
   host = run.train();

@@ -1,6 +1,7 @@
 #include "banyan/train/layout.h"
 
 #include "banyan/core/error.h"
+#include "banyan/trie/sharing_choice.h"
 
 namespace banyan::train {
 namespace {
@@ -55,22 +56,14 @@ trie::PlanOptions plan_options(const SharingConfig& sharing,
   return options;
 }
 
-SharingDecision decide_sharing(const SharingConfig& sharing,
-                               double margin,
-                               const trie::CostModel& cost,
-                               const BlockLimits& limits,
-                               const std::vector<Sample>& samples) {
-  SharingDecision decision;
-  decision.share = sharing.mode != "off";
-  if (sharing.mode != "auto" || samples.empty()) return decision;
-  const auto seconds = [&](bool share) {
-    return trie::plan(samples, plan_options(sharing, {share, cost}, limits, /*for_backward=*/true))
-        .modelled_seconds;
-  };
-  decision.shared_seconds = seconds(true);
-  decision.dense_seconds = seconds(false);
-  decision.share = decision.shared_seconds <= (1.0 - margin) * decision.dense_seconds;
-  return decision;
+bool decide_sharing(const SharingConfig& sharing,
+                    double margin,
+                    const trie::CostModel& cost,
+                    const BlockLimits& limits,
+                    const std::vector<Sample>& samples) {
+  if (sharing.mode != "auto" || samples.empty()) return sharing.mode != "off";
+  return trie::sharing_pays(
+      samples, plan_options(sharing, {true, cost}, limits, /*for_backward=*/true), margin);
 }
 
 }  // namespace banyan::train

@@ -33,20 +33,12 @@ trie::PlanOptions plan_options(const SharingConfig& sharing,
                                const BlockLimits& limits,
                                bool for_backward);
 
-struct SharingDecision {
-  bool share = true;
-  // Modelled seconds of forward and backward with and without sharing; 0 where nothing was
-  // compared.
-  double shared_seconds = 0.0;
-  double dense_seconds = 0.0;
-};
-
-// sharing.mode: on, off, or what the cost model says of these samples: share if it saves at least
-// `margin`.
-SharingDecision decide_sharing(const SharingConfig& sharing,
-                               double margin,
-                               const trie::CostModel& cost,
-                               const BlockLimits& limits,
-                               const std::vector<Sample>& samples);
+// sharing.mode: on, off, or what the cost model says of these samples (auto): share if it saves at
+// least `margin` of the time.
+bool decide_sharing(const SharingConfig& sharing,
+                    double margin,
+                    const trie::CostModel& cost,
+                    const BlockLimits& limits,
+                    const std::vector<Sample>& samples);
 
 }  // namespace banyan::train

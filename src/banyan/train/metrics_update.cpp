@@ -43,11 +43,7 @@ void trie_metrics(const Config& config, const StepResult& result, Metrics& metri
     live = std::max(live, static_cast<double>(update.walk.peak_live_tokens));
     carry = std::max(carry, static_cast<double>(update.walk.peak_carry_bytes));
   }
-  metrics["prefix/share"] = result.sharing.share ? 1.0 : 0.0;
-  if (result.sharing.dense_seconds > 0.0) {
-    metrics["prefix/modelled_gain"] =
-        1.0 - result.sharing.shared_seconds / result.sharing.dense_seconds;
-  }
+  metrics["prefix/share"] = result.share ? 1.0 : 0.0;
   if (unique == 0.0) return;
   const auto epochs = static_cast<double>(config.actor.ppo_epochs);
   metrics["trie/logical_tokens"] = logical / epochs;

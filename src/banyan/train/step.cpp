@@ -62,12 +62,12 @@ StepResult run_step(StepContext& context, int64_t step) {
   stage.lap();
   Batch& batch = out.batch;
   const BlockLimits limits = block_limits(config.actor);
-  out.sharing = decide_sharing(config.sharing,
-                               config.sharing_margin,
-                               context.cost,
-                               limits,
-                               samples_of(batch, valid_of(batch)));
-  const Layout layout{out.sharing.share, context.cost};
+  out.share = decide_sharing(config.sharing,
+                             config.sharing_margin,
+                             context.cost,
+                             limits,
+                             samples_of(batch, valid_of(batch)));
+  const Layout layout{out.share, context.cost};
   const trie::PlanOptions scoring =
       plan_options(config.sharing, layout, limits, /*for_backward=*/false);
 

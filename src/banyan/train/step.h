@@ -51,7 +51,7 @@ struct StepResult {
   RolloutResult rollout;     // trajectories and scores moved into `batch`
   FilterStats filter;
   Batch batch;
-  SharingDecision sharing;
+  bool share = true;  // whether the passes of this step share prefixes
   AdvantageStats advantage;
   std::vector<CriticUpdate> critic_updates;
   double critic_lr = 0.0;

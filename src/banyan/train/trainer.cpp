@@ -133,7 +133,7 @@ class Run {
     Metrics metrics = step_metrics(config_, result, step_);
     for (const CriticUpdate& update : result.critic_updates) note_update(update);
     for (const UpdateResult& update : result.updates) note_update(update);
-    note_sharing(result.sharing);
+    note_sharing(result.share);
     host_.on_samples(step_, /*validation=*/false, result.batch.trajectories, result.batch.scores);
     const bool last = step_ == num_steps_;
     Clock clock;
@@ -164,12 +164,11 @@ class Run {
   }
 
   // Said when sharing.mode=auto decides otherwise than before.
-  void note_sharing(const SharingDecision& decision) {
-    if (config_.sharing.mode != "auto" || decision.share == shares_) return;
-    shares_ = decision.share;
-    host_.say(decision.share
-                  ? "prefix sharing is on again: it saves time on this batch"
-                  : "prefix sharing is off for this batch: by the cost model it would not pay");
+  void note_sharing(bool share) {
+    if (config_.sharing.mode != "auto" || share == shares_) return;
+    shares_ = share;
+    host_.say(share ? "prefix sharing is on again: it saves time on this batch"
+                    : "prefix sharing is off for this batch: by the cost model it would not pay");
   }
 
   Metrics validate() {
