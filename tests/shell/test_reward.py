@@ -321,6 +321,24 @@ def test_dapo_penalty(hostile: Path) -> None:
         RewardManager(config)
 
 
+def test_numbers_of_a_reward_model_come_back_beside_scores(hostile: Path) -> None:
+    config = tree(hostile, manager="dapo")
+    config["reward"]["reward_kwargs"] = {
+        "max_resp_len": 100,
+        "overlong_buffer_cfg": {"enable": True, "len": 20, "penalty_factor": 0.5},
+    }
+    with RewardManager(config) as rewards:
+        rewards.submit("scored", "any", "1", None, {}, num_tokens=10)
+        for key, number in (("long", 2.0), ("odd", float("nan")), ("empty", None)):
+            rewards.submit_number(key, number, num_tokens=100)
+        results = dict(rewards.poll())
+        assert list(results) == ["scored", "long", "odd", "empty"]
+        assert results["long"].value == 1.5  # 2 and the penalty of the whole buffer
+        assert results["odd"].failed
+        assert results["empty"].failed
+        assert rewards.poll() == []
+
+
 def test_check_data_sources(hostile: Path) -> None:
     with RewardManager(tree()) as rewards:
         rewards.check_data_sources({"openai/gsm8k", "banyan/arithmetic"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -22,8 +23,9 @@ pytest_plugins = ["shell_fixtures"]
 class StandInCore:
     """Answers every prompt with '#### <n>', as train/trainer.cpp would call the host."""
 
-    def __init__(self, answers=("5", "6"), resume=None, fail=None):
+    def __init__(self, answers=("5", "6"), resume=None, fail=None, numbers=None):
         self.answers, self.resume, self.fail = answers, resume, fail
+        self.numbers = numbers  # of a reward model, by answer
         self.config, self.states, self.rows, self.scores = {}, [], [], []
 
     def train(self, config_json, host):
@@ -65,6 +67,9 @@ class StandInCore:
                 }
                 item["response"] = list(encode(host, f"#### {answer}"))
                 trajectories.append(item)
+                if self.numbers:
+                    assert host.reward_model_tokens(trajectories, validation) is None
+                    item["reward_model_score"] = self.numbers[index]
                 host.submit(item, validation)
         scores = host.poll()
         self.scores.append(scores)
@@ -164,9 +169,47 @@ def test_a_data_source_without_scorer_is_refused_before_the_core_starts(tmp_path
     assert core.config == {}
 
 
+def test_a_reward_model_scores_by_itself_or_through_the_users_function(
+    tmp_path, arguments, model_dir
+):
+    write_jsonl(tmp_path / "train.jsonl", [data_row(data_source="nobody/knows")] * 4)
+    switched_on = [
+        *arguments,
+        "reward.reward_model.enable=true",
+        f"reward.reward_model.model_path={model_dir}",
+        "trainer.total_training_steps=1",
+    ]
+    core = StandInCore(numbers=(0.25, -1.5))
+    run_with(core, switched_on)
+    assert [score["value"] for score in core.scores[0]] == [0.25, -1.5] * 4
+    (tmp_path / "own.py").write_text(
+        "def compute_score(extra_info, **kwargs):\n"
+        "    return 2 * extra_info['rollout_reward_scores']['reward_model']\n"
+    )
+    core = StandInCore(numbers=(0.25, -1.5))
+    run_with(core, [*switched_on, f"reward.custom_reward_function.path={tmp_path / 'own.py'}"])
+    assert [score["value"] for score in core.scores[0]] == [0.5, -3.0] * 4
+
+
+def test_a_reward_model_with_another_tokenizer_is_refused(tmp_path, arguments, model_dir):
+    other = shutil.copytree(model_dir, tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["added_tokens"] = tokenizer.get("added_tokens", [])[1:]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    switched_on = [
+        *arguments,
+        "reward.reward_model.enable=true",
+        f"reward.reward_model.model_path={other}",
+    ]
+    with pytest.raises(UserError, match=r"reward_model.model_path: wanted the tokenizer of"):
+        run_inputs.load(resolve(switched_on, environ={}))
+
+
 @pytest.mark.parametrize(
     ("argument", "text"),
     [
+        ("critic.model.path=nowhere", "critic.model.path: wanted a local model"),
+        ("reward.reward_model.enable=true", "reward.reward_model.model_path: wanted a directory"),
         ("actor_rollout_ref.model.path=nowhere", "wanted a local model directory, got nowhere"),
         ("data.train_files=nowhere.parquet", "nowhere.parquet: no such file"),
         ("reward.custom_reward_function.path=nowhere.py", "wanted a file, got nowhere.py"),

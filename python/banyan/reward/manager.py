@@ -19,7 +19,7 @@ from typing import IO, Any
 from banyan.errors import UserError
 from banyan.reward import registry
 from banyan.reward.pool import Pool
-from banyan.reward.result import ScoreResult
+from banyan.reward.result import ScoreResult, failure, from_answer
 
 _MANAGERS = ("naive", "dapo")
 _MAX_LOG_BYTES = 64 << 20
@@ -78,6 +78,8 @@ class RewardManager:
             "timeout_s": limits["timeout_s"],
             "memory_limit_bytes": limits["memory_limit_mb"] << 20,
         }
+        self._model_scores = bool(reward.get("reward_model", {}).get("enable"))
+        self._known: list[tuple[Hashable, ScoreResult]] = []  # submitted as numbers
         self._num_tokens: dict[Hashable, int] = {}
         self._statuses: Counter[str] = Counter()
         self._log: IO[bytes] | None = log_path.open("ab") if log_path else None
@@ -89,8 +91,8 @@ class RewardManager:
             raise
 
     def check_data_sources(self, data_sources: set[str]) -> None:
-        """Raises UserError [reward] if one has no scorer; any is fine with a function of the user."""
-        if not self._custom["path"]:
+        """Raises UserError [reward] if one has no scorer; any is fine with a function of the user or a reward model."""
+        if not self._custom["path"] and not self._model_scores:
             for name in sorted(data_sources):
                 registry.find(name)
 
@@ -127,18 +129,25 @@ class RewardManager:
         except TypeError as error:
             raise UserError(f"[reward] row of {data_source}: {error}") from error
 
+    def submit_number(self, key: Hashable, value: float | None, num_tokens: int) -> None:
+        """Queues what is scored already, by a reward model; None: it had nothing to read."""
+        self._num_tokens[key] = num_tokens
+        empty = failure("invalid", "the reward model had an empty response")
+        self._known.append((key, empty if value is None else from_answer(value)))
+
     def poll(self) -> list[tuple[Any, ScoreResult]]:
-        """Waits for all that was submitted; (key, result) in the order of submission.
+        """Waits for all that was submitted; (key, result) in the order of submission, numbers last.
 
         Ends in bounded time: whatever the reward function does, each job has its time limit.
         """
-        results = self._pool.collect()
+        results = [*self._pool.collect(), *self._known]
+        self._known.clear()
         if self._overlong:
             results = [
                 (key, r if r.failed else self._overlong.apply(r, self._num_tokens[key]))
                 for key, r in results
             ]
-            self._num_tokens.clear()
+        self._num_tokens.clear()
         self._statuses.update(result.status for _, result in results)
         # A worker may write files up to a limit; printing into a longer log would fail.
         if self._log and os.fstat(self._log.fileno()).st_size > _MAX_LOG_BYTES:

@@ -37,6 +37,8 @@ class RewardManager(Protocol):
         num_tokens: int | None = None,
     ) -> None: ...
 
+    def submit_number(self, key: Any, value: float | None, num_tokens: int) -> None: ...
+
     def poll(self) -> list[tuple[Any, Any]]: ...
 
 
@@ -56,6 +58,11 @@ class Host:
         self._data = {False: inputs.train.prompts, True: validation}
         self._chat = inputs.chat
         self._rewards = rewards
+        # A function of the user gets the reward model's number; without one the number is the score.
+        self._model_scores = (
+            config["reward.reward_model.enable"]
+            and not config["reward.custom_reward_function.path"]
+        )
         self._log = log
         self._should_stop = should_stop
         self._loader = Loader(len(inputs.train), config["data.shuffle"], config["data.seed"] or 0)
@@ -86,9 +93,17 @@ class Host:
         prompt = self._data[validation][trajectory["row"]]
         text = self._chat.decode(trajectory["response"])
         self._texts[key] = text
-        extra = {**prompt.extra_info, "num_turns": 2, "rollout_reward_scores": {}}
         length = len(trajectory["response"])
+        number = trajectory.get("reward_model_score")
+        if self._model_scores:
+            self._rewards.submit_number(key, number, length)
+            return
+        numbers = {} if number is None else {"reward_model": number}
+        extra = {**prompt.extra_info, "num_turns": 2, "rollout_reward_scores": numbers}
         self._rewards.submit(key, prompt.data_source, text, prompt.ground_truth, extra, length)
+
+    def reward_model_tokens(self, trajectories: list[Trajectory], validation: bool) -> None:
+        """None: the reward model reads the actor's tokens (inputs.py checks that it has that tokenizer)."""
 
     def poll(self) -> list[Score]:
         scores = []

@@ -36,6 +36,9 @@ def load(config: Resolved) -> Inputs:
         check_model(
             Path(config["actor_rollout_ref.ref.model.path"]), "actor_rollout_ref.ref.model.path"
         )
+    if config["critic.model.path"]:
+        check_model(Path(config["critic.model.path"]), "critic.model.path")
+    _check_reward_model(config)
     _check_file(config["reward.custom_reward_function.path"], "reward.custom_reward_function.path")
     _check_resume(config)
     chat = Chat(
@@ -56,6 +59,34 @@ def load(config: Resolved) -> Inputs:
         )
     notes = [*_notes("training", train), *_notes("validation", validation)]
     return Inputs(chat, train, validation, [*notes, *_length_notes(config, model)])
+
+
+def _check_reward_model(config: Resolved) -> None:
+    """The reward model reads the actor's tokens, so both must have one tokenizer."""
+    key = "reward.reward_model.model_path"
+    if not config["reward.reward_model.enable"]:
+        return
+    if not config[key]:
+        raise UserError(f"{key}: wanted a directory with reward.reward_model.enable=true, got null")
+    check_model(Path(config[key]), key)
+    actor = Path(
+        config["actor_rollout_ref.model.tokenizer_path"] or config["actor_rollout_ref.model.path"]
+    )
+    if _vocabulary(Path(config[key])) != _vocabulary(actor):
+        raise UserError(
+            f"{key}: wanted the tokenizer of {actor}, got another one in {config[key]}: "
+            "the reward model reads the actor's tokens"
+        )
+
+
+def _vocabulary(directory: Path) -> Any:
+    """What decides on the ids of a text."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; wanted a tokenizer beside the model")
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    added = [(token["id"], token["content"]) for token in tokenizer.get("added_tokens", [])]
+    return tokenizer["model"].get("vocab"), tokenizer["model"].get("merges"), added
 
 
 def check_model(directory: Path, key: str) -> None:

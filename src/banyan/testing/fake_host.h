@@ -22,7 +22,10 @@ class FakeHost final : public Host {
   std::vector<PromptRow> next_prompts(int64_t num_rows) override {
     std::vector<PromptRow> rows;
     for (int64_t i = 0; i < num_rows; ++i) {
-      const int64_t row = next_++ % static_cast<int64_t>(prompts_.size());
+      const int64_t at = next_++;
+      const int64_t row = at < static_cast<int64_t>(order.size())
+                              ? order[at]
+                              : at % static_cast<int64_t>(prompts_.size());
       rows.push_back({row, prompts_[row]});
     }
     return rows;
@@ -67,7 +70,8 @@ class FakeHost final : public Host {
   std::map<int64_t, Metrics> logged;  // by step
   std::vector<std::string> said;
   std::vector<Trajectory> last_trajectories;
-  int64_t stop_after = -1;  // asks the trainer to stop once this step is logged
+  int64_t stop_after = -1;     // asks the trainer to stop once this step is logged
+  std::vector<int64_t> order;  // rows to give out first; then they go round
 
  private:
   std::vector<std::vector<int32_t>> prompts_;

@@ -47,7 +47,8 @@ algo::AdvantageInput advantage_input(const AlgorithmConfig& algorithm,
   input.sum_squares = per_token(batch, batch.sum_squares);
   input.weight = per_token(batch, batch.weight);
   input.greedy_score = batch.greedy_score;
-  if (algo::advantage(algorithm.adv_estimator).needs_components && algorithm.gdpo_reward_keys) {
+  const algo::Advantage estimator = algo::advantage(algorithm.adv_estimator);
+  if ((estimator.needs_components || estimator.is_user) && algorithm.gdpo_reward_keys) {
     for (const std::string& name : *algorithm.gdpo_reward_keys) {
       input.components[name] = component(batch, name);
     }

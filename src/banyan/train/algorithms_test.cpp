@@ -5,8 +5,10 @@
 
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "banyan/algo/loss.h"
+#include "banyan/algo/user_function.h"
 #include "banyan/io/safetensors.h"
 #include "banyan/testing/fake_host.h"
 #include "banyan/testing/tiny_run.h"
@@ -99,7 +101,7 @@ TEST(Ppo, TheCriticLearnsToPredictTheReturn) {
 TEST(Ppo, WarmUpTrainsTheCriticAlone) {
   TinyRun run("warmup");
   run.config.algorithm.adv_estimator = "gae";
-  run.config.trainer.critic_warmup = 2;
+  run.config.trainer.critic_warmup = 3;
   run.config.trainer.save_freq = 1;
   run.config.trainer.total_training_steps = 3;
   const FakeHost host = run.train();
@@ -193,6 +195,25 @@ TEST(FilterGroups, SurplusGroupsAreDropped) {
   EXPECT_EQ(host.last_trajectories.size(), 16u);
 }
 
+// A shuffled loader goes into its next epoch in the middle of a step and brings the step's own
+// rows.
+TEST(FilterGroups, RowsOfThisStepThatComeAgainAreDrawnOver) {
+  TinyRun run("again");
+  run.config.algorithm.filter_groups.enable = true;
+  run.config.trainer.total_training_steps = 1;
+  FakeHost host(prompts(), [](const Trajectory& trajectory) {
+    Score score = lucky_share(trajectory);
+    score.value = trajectory.row == 0 ? 1.0 : static_cast<double>(trajectory.index);
+    return score;
+  });
+  host.order = {0, 1, 2, 3, /*instead of row 0:*/ 2, 0, /*once more:*/ 5, 1};
+  banyan::train::train(run.config, host);
+  std::set<int64_t> rows;
+  for (const Trajectory& trajectory : host.last_trajectories) rows.insert(trajectory.row);
+  EXPECT_EQ(rows, (std::set<int64_t>{1, 2, 3, 5}));
+  EXPECT_EQ(host.logged.at(1).at("training/filter_groups/num_gen_batches"), 2.0);
+}
+
 std::string refusal_of(TinyRun& run, FakeHost::Reward reward) {
   try {
     run.train(std::move(reward));
@@ -218,6 +239,22 @@ TEST(FilterGroups, LimitsAndAWrongMetricAreNamed) {
   run.config.algorithm.filter_groups.metric = "acc";
   EXPECT_NE(refusal_of(run, constant).find("wanted one of reward, length, lucky"),
             std::string::npos);
+}
+
+TEST(Estimators, AUsersFunctionSeesTheNamedEntriesOfTheScorer) {
+  TinyRun run("components");
+  std::vector<double> seen;
+  algo::set_user_advantage("mine.py:estimator",
+                           [&](const algo::AdvantageInput& input, const algo::AdvantageOptions&) {
+                             seen = input.components.at("length");
+                             return algo::AdvantageResult{input.token_reward, input.token_reward};
+                           });
+  run.config.algorithm.adv_estimator = "mine.py:estimator";
+  run.config.algorithm.gdpo_reward_keys = {{"length"}};
+  run.config.trainer.total_training_steps = 1;
+  const FakeHost host = run.train();
+  ASSERT_EQ(seen.size(), host.last_trajectories.size());
+  for (size_t i = 0; i < seen.size(); ++i) EXPECT_GE(seen[i], 1.0);
 }
 
 TEST(Estimators, EveryOneTrains) {

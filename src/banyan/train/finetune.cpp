@@ -1,7 +1,6 @@
 #include "banyan/train/finetune.h"
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <numeric>
 #include <set>
@@ -12,6 +11,7 @@
 #include "banyan/core/memory.h"
 #include "banyan/optim/adamw.h"
 #include "banyan/optim/schedule.h"
+#include "banyan/train/apply_gradients.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/objective.h"
 #include "banyan/train/run_support.h"
@@ -101,19 +101,14 @@ class FinetuneRun {
     reset_peak_resident();
     const BatchResult result = objective_->train(rows, host_.examples(rows, /*validation=*/false));
     const double lr = optim::learning_rate(schedule_, step_);
-    const double norm = optim::grad_norm(model_->params());
-    const bool skipped = !std::isfinite(norm) || !std::isfinite(result.loss);
-    if (!skipped) {
-      const double clip = config_.optim.clip_grad;
-      optimizer_->step(lr, std::min(1.0, clip / (norm + 1e-6)));
-      model_->params().repack();
-    }
-    skipped_in_a_row_ = skipped ? skipped_in_a_row_ + 1 : 0;
+    const AppliedGradients applied =
+        apply_gradients(config_.optim, lr, result.loss, *model_, *optimizer_);
+    skipped_in_a_row_ = applied.skipped ? skipped_in_a_row_ + 1 : 0;
     ++step_;
     Metrics metrics = step_metrics(result);
     metrics["train/lr"] = lr;
-    metrics["train/grad_norm"] = norm;
-    metrics["train/skipped_updates"] = skipped ? 1.0 : 0.0;
+    metrics["train/grad_norm"] = applied.grad_norm;
+    metrics["train/skipped_updates"] = applied.skipped ? 1.0 : 0.0;
     metrics["timing_s/update"] = stage.lap();
     metrics["timing_s/step"] = whole.lap();
     metrics["perf/time_per_step"] = metrics["timing_s/step"];

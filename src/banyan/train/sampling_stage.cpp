@@ -75,6 +75,7 @@ class Sampling {
       std::vector<PromptRow> rows = with_.host.next_prompts(fetch);
       out_.end_of_data = static_cast<int64_t>(rows.size()) < fetch;
       if (out_.end_of_data) return std::move(out_);
+      if (filter_.enable && drop_seen(rows)) continue;
       out_.refused = refuse_to_go_on(rows);
       if (out_.refused.empty()) out_.refused = add(rows);
       if (!out_.refused.empty()) return std::move(out_);
@@ -86,10 +87,18 @@ class Sampling {
   }
 
  private:
-  // Takes rows that came before out of `rows`; why the step cannot be filled, or "".
-  std::string refuse_to_go_on(std::vector<PromptRow>& rows) {
-    if (!filter_.enable) return "";
+  // Takes rows that came before out of `rows`. True if none is left although others may still come:
+  // behind the end of an epoch the next one brings this step's rows again. Two epochs bring all.
+  bool drop_seen(std::vector<PromptRow>& rows) {
+    num_drawn_ += static_cast<int64_t>(rows.size());
     std::erase_if(rows, [&](const PromptRow& row) { return !seen_.insert(row.row).second; });
+    const int64_t all = with_.config.num_train_rows;
+    return rows.empty() && static_cast<int64_t>(seen_.size()) < all && num_drawn_ < 3 * all;
+  }
+
+  // Why the step cannot be filled, or "".
+  std::string refuse_to_go_on(const std::vector<PromptRow>& rows) const {
+    if (!filter_.enable) return "";
     const int64_t limit = filter_.max_num_gen_batches;
     const int64_t done = out_.filter.num_gen_batches;
     if (!rows.empty() && (limit == 0 || done < limit)) return "";
@@ -163,6 +172,7 @@ class Sampling {
   int64_t step_;
   bool needs_greedy_ = false;
   std::set<int64_t> seen_;
+  int64_t num_drawn_ = 0;  // rows, with those that came again
   std::vector<int64_t> kept_rows_;
   std::map<int64_t, Score> greedy_;  // by row
   SampledBatch out_;

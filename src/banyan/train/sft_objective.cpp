@@ -1,9 +1,7 @@
 // Supervised fine-tuning (algorithms specification section 11):
 //   loss = -(1 / N) sum over scored logical tokens of log p(token | its path)
 // A token that several samples share counts once for each of them that scores it.
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/sum.h>
-
+#include "banyan/algo/sft_loss.h"
 #include "banyan/train/detail/objectives.h"
 
 namespace banyan::train::detail {
@@ -33,9 +31,10 @@ class Sft final : public Objective {
  private:
   static Evaluate mean_loss(double n) {
     return [n](const std::vector<int32_t>&, const TokenOutputs& outputs) {
+      const algo::SftResult result = algo::sft_loss(outputs.value, /*weight=*/{}, n);
       Evaluated out;
-      out.loss = -outputs.value.sum(at::kDouble).item<double>() / n;
-      out.gradients.value = at::full_like(outputs.value, -1.0 / n);
+      out.loss = result.loss;
+      out.gradients.value = result.grad;
       return out;
     };
   }

@@ -98,7 +98,7 @@ StepResult run_step(StepContext& context, int64_t step) {
   }
   out.seconds.update_critic = stage.lap();
   out.lr = optim::learning_rate(context.schedule, step - 1);
-  if (step > config.trainer.critic_warmup) {
+  if (step >= config.trainer.critic_warmup) {
     out.mini_batches = mini_batches(actor_mini_batches(config), batch, step);
   }
   for (const MiniBatch& mini_batch : out.mini_batches) {

@@ -1,5 +1,5 @@
 // Gradients by hand: d(-log s(z))/dz = -s(-z); h is linear in every token log-probability with
-// weight +1 (chosen) or -1 (rejected), divided by the number of tokens when averaged.
+// weight +1 (chosen) or -1 (rejected).
 #include "banyan/algo/preference.h"
 
 #include <ATen/ops/zeros.h>
