@@ -23,9 +23,10 @@ pytest_plugins = ["shell_fixtures"]
 class StandInCore:
     """Answers every prompt with '#### <n>', as train/trainer.cpp would call the host."""
 
-    def __init__(self, answers=("5", "6"), resume=None, fail=None, numbers=None):
+    def __init__(self, answers=("5", "6"), resume=None, fail=None, numbers=None, refills=False):
         self.answers, self.resume, self.fail = answers, resume, fail
         self.numbers = numbers  # of a reward model, by answer
+        self.refills = refills  # draws more rows in every step, as a group filter does
         self.config, self.states, self.rows, self.scores = {}, [], [], []
 
     def train(self, config_json, host):
@@ -42,6 +43,8 @@ class StandInCore:
             step += 1
             rows = host.next_prompts(self.config["data"]["train_batch_size"])
             self.rows.append([row["row"] for row in rows])
+            if self.refills:
+                host.next_prompts(2)
             if self.fail == "step":
                 raise ValueError("[reward] 3 of 4 samples could not be scored")
             metrics = {"critic/score/mean": 0.1 * step, "timing_s/step": 0.5, "timing_s/gen": 0.3}
@@ -134,6 +137,16 @@ def test_resuming_with_another_batch_size_keeps_the_lines_of_the_steps_done(tmp_
     again = StandInCore(resume=core.states[1])
     half = ["data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2"]
     run_with(again, [*arguments, *half])
+    lines = read(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3]
+
+
+def test_resuming_a_run_that_refills_keeps_the_lines_of_the_steps_done(tmp_path, arguments):
+    core = StandInCore(refills=True)
+    run_with(core, arguments)
+    again = StandInCore(resume=core.states[0], refills=True)
+    run_with(again, arguments)
+    assert again.rows == core.rows[1:]
     lines = read(tmp_path / "run" / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3]
 

@@ -66,7 +66,7 @@ class Host:
         self._log = log
         self._should_stop = should_stop
         self._loader = Loader(len(inputs.train), config["data.shuffle"], config["data.seed"] or 0)
-        self._steps_given = 0  # batches so far: the step of a checkpoint, whatever their size
+        self._steps_done = 0  # the step of a checkpoint
         # Of the pass at hand, by (row, index): the response, and the scorer's text entries ("pred").
         self._texts: dict[tuple[int, int], str] = {}
         self._labels: dict[tuple[int, int], dict[str, str]] = {}
@@ -76,7 +76,6 @@ class Host:
 
     def next_prompts(self, num_rows: int) -> list[dict[str, Any]]:
         self.has_started = True
-        self._steps_given += 1
         return [
             {"row": row, "tokens": self._data[False][row].tokens}
             for row in self._loader.next(num_rows)
@@ -134,6 +133,7 @@ class Host:
         self._texts.clear()
         if not validation:
             self._labels.clear()
+            self._steps_done = step
         for record in _spread(records, _KEPT_SAMPLES):
             self._log.log_sample(step, {"validation": validation, **record})
         folder = self._config[
@@ -181,15 +181,15 @@ class Host:
         state = {
             "epoch": self._loader.epoch,
             "position": self._loader.position,
-            "steps_given": self._steps_given,
+            "steps_given": self._steps_done,
         }
         return json.dumps(state)
 
     def load_state(self, state: str) -> None:
         position = json.loads(state)
         self._loader.seek(position["epoch"], position["position"])
-        self._steps_given = position["steps_given"]
-        self._log.start(self._steps_given)
+        self._steps_done = position["steps_given"]
+        self._log.start(self._steps_done)
 
     def _record(
         self, step: int, validation: bool, item: Trajectory, scores: dict[tuple[int, int], Score]
