@@ -10,6 +10,7 @@ import random
 
 import pytest
 import torch
+from conftest import needs_smollm2
 from models import write_model
 from test_gradients import SHAPES, compare, config_json, random_batch
 
@@ -162,3 +163,33 @@ def test_bf16_gradients_of_cut_plans_are_as_close_to_fp64_as_dense_ones(tmp_path
             ratios.setdefault(kind, []).append(error[0] / error[1])
     medians = {kind: sorted(values)[len(values) // 2] for kind, values in ratios.items()}
     assert max(medians.values()) <= 1.05, medians
+
+
+@needs_smollm2
+def test_smollm2_under_a_budget_of_its_longest_path(smollm2):
+    """A whole model: forward bits as uncut, gradients within bf16's rounding, activations of one path."""
+    draw = random.Random(0)
+    prompt = [draw.randrange(1000, 40000) for _ in range(70)]
+    trajectories = [
+        {
+            "row": 0,
+            "index": index,
+            "prompt": prompt,
+            "response": [draw.randrange(1000, 40000) for _ in range(30 + index)],
+            "response_mask": [1] * (30 + index),
+        }
+        for index in range(5)
+    ]
+    advantages = [0.7, -1.1, 0.4, 1.0, -0.6]
+    budget = longest_path(trajectories)
+    uncut, wanted = run(smollm2, "bf16", trajectories, advantages)
+    cut, got = run(smollm2, "bf16", trajectories, advantages, **budget_keys(budget, "retain"))
+    assert cut["num_blocks"] > 1
+    assert cut["computed_tokens"] == uncut["unique_tokens"]
+    for ours, theirs in zip(cut["log_prob"], uncut["log_prob"], strict=True):
+        assert torch.equal(ours, theirs)
+    for name, want in wanted.items():
+        error = (got[name] - want).norm() / want.norm()
+        assert error <= 2e-2, f"{name}: {error}"
+    assert cut["peak_activation_bytes"] < 0.5 * uncut["peak_activation_bytes"]
+    assert cut["peak_carry_bytes"] <= budget * 30 * 3 * 64 * 2 * (2 + 4)
