@@ -42,9 +42,13 @@ def test_one_grpo_step_on_the_device(dtype, tmp_path):
             "banyan.kernels": "aten",
             "trainer.device": DEVICE,
             "actor_rollout_ref.rollout.dtype": dtype,
+            "actor_rollout_ref.sharing.max_tokens_per_block": 24,  # so that blocks carry
+            "actor_rollout_ref.sharing.carry": "recompute",
         },
     )
     assert summary["last_step"] == 1
+    assert host.metrics[-1]["trie/blocks"] > 1
+    assert host.metrics[-1]["trie/carry_bytes_max"] > 0
     assert host.metrics[-1]["actor/grad_norm"] > 0
     assert host.metrics[-1]["training/rollout_probs_diff_max"] < (
         1e-3 if dtype == "float32" else 0.05
