@@ -221,3 +221,41 @@ def test_verls_module_name_runs_and_mistakes_are_one_line(tiny, chats, tmp_path)
     said = banyan(*arguments("dpo", tmp_path / "none", chats, tmp_path), code=2)
     assert "model.path: wanted a local model directory" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_trained_reward_model_scores_a_run(tiny, pairs, tmp_path):
+    banyan(
+        *arguments(
+            "reward-model", tiny, pairs, tmp_path / "scorer", "trainer.total_training_steps=1"
+        )
+    )
+    rows = [
+        {
+            "data_source": "no/scorer",
+            "prompt": [{"role": "user", "content": f"{i} + {i}?"}],
+            "reward_model": {"style": "rule", "ground_truth": str(2 * i)},
+        }
+        for i in range(4)
+    ]
+    run = tmp_path / "run"
+    banyan(
+        "train",
+        f"actor_rollout_ref.model.path={tiny}",
+        f"data.train_files={write(tmp_path / 'prompts.jsonl', rows)}",
+        "data.train_batch_size=4",
+        "data.max_prompt_length=64",
+        "data.max_response_length=8",
+        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.05",
+        "reward.reward_model.enable=true",
+        f"reward.reward_model.model_path={tmp_path / 'scorer' / 'global_step_1'}",
+        "trainer.total_training_steps=1",
+        f"trainer.default_local_dir={run}",
+        "trainer.logger=[console]",
+    )
+    step = metrics(run)[1]
+    assert step["reward/failed"] == 0
+    assert step["critic/score/min"] < step["critic/score/max"]
+    assert step["actor/grad_norm"] > 0
