@@ -264,6 +264,29 @@ def test_row_13_columns_rebuilt_by_copies(tmp_path):
             torch.testing.assert_close(scores[name][index], want[index], atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("policy", ["retain", "recompute"])
+def test_row_13_no_critic(policy, tmp_path):
+    """There, only the actor shares. Here values lie on nodes of the same trie, cut and carried like the actor's."""
+    _, path = write_model("llama", tmp_path)
+    trajectories, _ = random_batch(9, "deep")
+    draw = torch.Generator().manual_seed(0)
+    counts = [sum(t["response_mask"]) for t in trajectories]
+    values, returns = (
+        [torch.randn(n, generator=draw, dtype=torch.float64) for n in counts] for _ in range(2)
+    )
+    runs = []
+    for keys in ({"actor_rollout_ref__sharing__mode": "off"}, carried(policy, 65)):
+        model = _C.Model.load(str(path), "fp64", with_backward=True, head="value")
+        text = config_json(algorithm__adv_estimator="gae", **keys)
+        result = _C.accumulate_value_gradients(model, text, trajectories, values, returns)
+        runs.append((result["loss"], model.grads()))
+    (loss, dense), (shared_loss, shared) = runs
+    assert shared_loss == pytest.approx(loss, rel=1e-12)
+    for name, want in dense.items():
+        assert want.norm() > 0, name
+        assert (shared[name] - want).norm() <= 1e-10 * want.norm(), name
+
+
 def test_row_16_patching_of_other_frameworks():
     """There, importing the package rewrites verl and Megatron. Here nothing of another package changes."""
     code = (

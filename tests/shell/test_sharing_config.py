@@ -319,6 +319,13 @@ def test_planning_without_shared_prefixes():
     assert resolved(ENABLE_PREFIX_SHARING="1", PREFIX_SHARING_FORCE_ZERO_PREFIX="0")[MODE] == "on"
 
 
+def test_the_precision_switch_verifies_the_first_update():
+    assert resolved()["actor_rollout_ref.sharing.verify"] == "off"
+    config = resolved(f"+{RECORD}.validate_precision=true")
+    assert config["actor_rollout_ref.sharing.verify"] == "first"
+    assert any("from validate_precision" in note for note in config.notes)
+
+
 def test_the_detector_of_the_view():
     config = resolved(f"+{RECORD}.detector=trie_online")
     assert config["actor_rollout_ref.sharing.detector"] == "trie_online"

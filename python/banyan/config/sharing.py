@@ -55,7 +55,7 @@ def is_key(name: str) -> bool:
 def apply(leaves: dict[str, Any], environ: Mapping[str, str]) -> list[str]:
     """Moves the switches in `leaves` (key -> value) to actor_rollout_ref.sharing; returns lines to say."""
     notes: list[str] = []
-    for key in ("mode", "observe"):  # YAML reads a bare off as false
+    for key in ("mode", "observe", "verify"):  # YAML reads a bare off as false
         if isinstance(leaves.get(f"{HOME}.{key}"), bool):
             leaves[f"{HOME}.{key}"] = "on" if leaves[f"{HOME}.{key}"] else "off"
     place, raw = _take_record(leaves, notes)
@@ -159,7 +159,7 @@ def _move(
         if key in ("min_prefix_len", "min_group_size", "detector"):
             leaves[f"{HOME}.{key}"] = given[key]
         notes.append(f"{place}.{key}={given[key]}: equivalent, prefix sharing is {HOME}")
-    if config.validate_precision and f"{HOME}.verify" in leaves:
+    if config.validate_precision:
         leaves[f"{HOME}.verify"] = "first"
         notes.append(f"{HOME}.verify=first: from validate_precision")
     if config.backend != given.get("backend", "torch_ref"):

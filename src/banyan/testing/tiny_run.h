@@ -59,6 +59,7 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
                     .max_tokens_per_block = 0,
                     .max_path_tokens = 0,
                     .detector = "trie",
+                    .verify = "off",
                     .observe = "off"};
   config.sharing_margin = 0.02;
   ActorConfig& actor = config.actor;

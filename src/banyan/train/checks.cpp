@@ -7,6 +7,7 @@
 #include "banyan/train/correction.h"
 #include "banyan/train/critic.h"
 #include "banyan/train/update.h"
+#include "banyan/train/verify.h"
 
 namespace banyan::train {
 namespace {
@@ -72,6 +73,7 @@ int64_t total_steps(const Config& config) {
 }
 
 std::vector<std::string> check_config(const Config& config) {
+  verify_schedule(config.sharing.verify);
   algo::check_loss_options(loss_options(config));
   algo::check_advantage_options(
       config.algorithm.adv_estimator, advantage_options(config.algorithm), config.rollout.train.n);

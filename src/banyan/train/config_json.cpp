@@ -159,6 +159,7 @@ Config config_from_json(const std::string& text) {
   node("actor_rollout_ref.ref.model.").read("path", config.ref_model_path);
   read_sharing(node("actor_rollout_ref.sharing."), config.sharing);
   node("actor_rollout_ref.sharing.").read("detector", config.sharing.detector);
+  node("actor_rollout_ref.sharing.").read("verify", config.sharing.verify);
   node("actor_rollout_ref.sharing.").read("observe", config.sharing.observe);
   node("actor_rollout_ref.sharing.").read("margin", config.sharing_margin);
   read_actor(node("actor_rollout_ref.actor."), config.actor);

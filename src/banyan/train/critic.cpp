@@ -5,6 +5,7 @@
 #include "banyan/algo/value_loss.h"
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/passes.h"
+#include "banyan/train/sharing_observer.h"
 
 namespace banyan::train {
 namespace {
@@ -83,7 +84,7 @@ double Critic::learning_rate(int64_t step) const {
 TokenLists Critic::values(const Batch& batch, const Layout& layout) {
   const trie::PlanOptions options =
       plan_options(config_.sharing, layout, block_limits(config_.critic), /*for_backward=*/false);
-  return score_batch(batch, *model_, options, {}).value;
+  return score_batch(batch, *model_, options, {}, "values", layout.observer).value;
 }
 
 std::vector<CriticUpdate> Critic::update(const Batch& batch, const Layout& layout, int64_t step) {
@@ -111,26 +112,38 @@ CriticUpdate accumulate_value_gradients(const Config& config,
                                         const Layout& layout,
                                         models::CausalLM& model) {
   const algo::LossScale scale = loss_scale(config, batch, mini_batch);
+  const std::vector<Sample> samples = samples_of(batch, mini_batch);
   const trie::Plan plan = trie::plan(
-      samples_of(batch, mini_batch),
+      samples,
       plan_options(config.sharing, layout, block_limits(config.critic), /*for_backward=*/true));
+  PassObserver* watching =
+      prepare_pass(layout.observer,
+                   {.name = "update_critic",
+                    .batch_keys = {"input_ids", "position_ids", "values", "returns"},
+                    .share = layout.share,
+                    .native = is_native(model.options())},
+                   samples,
+                   plan);
   CriticUpdate update;
   update.num_tokens = scale.num_tokens;
   update.warnings = plan.warnings;
   model.params().ensure_grads();
   model.params().zero_grads();
-  walk(model,
-       plan,
-       {},
-       LossScope::kSample,
-       [&](const std::vector<int32_t>& samples, const TokenOutputs& outputs) {
-         const algo::ValueLossResult loss = algo::value_loss(
-             value_tokens(batch, mini_batch, samples, outputs), scale, loss_options(config.critic));
-         update.loss += loss.loss;
-         update.clipped_tokens += loss.clipped_tokens;
-         update.value_sum += loss.value_sum;
-         return TokenGradients{.value = loss.grad_value, .entropy = {}};
-       });
+  walk(
+      model,
+      plan,
+      {},
+      LossScope::kSample,
+      [&](const std::vector<int32_t>& which, const TokenOutputs& outputs) {
+        const algo::ValueLossResult loss = algo::value_loss(
+            value_tokens(batch, mini_batch, which, outputs), scale, loss_options(config.critic));
+        update.loss += loss.loss;
+        update.clipped_tokens += loss.clipped_tokens;
+        update.value_sum += loss.value_sum;
+        return TokenGradients{.value = loss.grad_value, .entropy = {}};
+      },
+      watching);
+  finish_pass(layout.observer);
   return update;
 }
 

@@ -11,9 +11,12 @@
 
 namespace banyan::train {
 
+class SharingObserver;
+
 struct Layout {
   bool share = true;
   trie::CostModel cost;  // calibrated at the start of the run, or the unitless default
+  SharingObserver* observer = nullptr;  // watches the passes; may be null
 };
 
 // Limits of one block, from the micro-batch keys of a role.

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "banyan/core/error.h"
-#include "banyan/train/layout.h"
 #include "banyan/train/detail/objectives.h"
+#include "banyan/train/layout.h"
 
 namespace banyan::train {
 namespace detail {

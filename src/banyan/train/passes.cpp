@@ -1,5 +1,7 @@
 #include "banyan/train/passes.h"
 
+#include "banyan/train/sharing_observer.h"
+
 namespace banyan::train {
 namespace {
 
@@ -24,11 +26,23 @@ std::vector<int64_t> valid_of(const Batch& batch) {
 BatchScores score_batch(const Batch& batch,
                         models::CausalLM& model,
                         const trie::PlanOptions& options,
-                        const HeadSpec& head) {
+                        const HeadSpec& head,
+                        const std::string& name,
+                        SharingObserver* observer) {
   const std::vector<int64_t> which = valid_of(batch);
   const size_t size = batch.trajectories.size();
   if (which.empty()) return {TokenLists(size), {}, {}};
-  SampleScores scores = score_samples(model, trie::plan(samples_of(batch, which), options), head);
+  const std::vector<Sample> samples = samples_of(batch, which);
+  const trie::Plan plan = trie::plan(samples, options);
+  PassObserver* watching = prepare_pass(observer,
+                                        {.name = name,
+                                         .batch_keys = {"input_ids", "position_ids"},
+                                         .share = options.build.share,
+                                         .native = is_native(model.options())},
+                                        samples,
+                                        plan);
+  SampleScores scores = score_samples(model, plan, head, watching);
+  finish_pass(observer);
   return {.value = spread(which, size, std::move(scores.value)),
           .entropy = spread(which, size, std::move(scores.entropy)),
           .sum_squares = spread(which, size, std::move(scores.sum_squares))};

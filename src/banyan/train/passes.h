@@ -2,6 +2,8 @@
 // trajectories: old and reference log-probabilities, entropies, values.
 #pragma once
 
+#include <string>
+
 #include "banyan/models/causal_lm.h"
 #include "banyan/train/batch.h"
 #include "banyan/train/layout.h"
@@ -15,10 +17,13 @@ struct BatchScores {
   TokenLists sum_squares;  // likewise
 };
 
+// `name` is the pass's in the log of `observer`, which may be null.
 BatchScores score_batch(const Batch& batch,
                         models::CausalLM& model,
                         const trie::PlanOptions& options,
-                        const HeadSpec& head);
+                        const HeadSpec& head,
+                        const std::string& name,
+                        SharingObserver* observer);
 
 // Indices of the valid trajectories.
 std::vector<int64_t> valid_of(const Batch& batch);

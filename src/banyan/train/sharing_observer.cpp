@@ -215,7 +215,7 @@ void SharingObserver::prepare(const ObservedPass& pass,
   step("enter", {{"pass", pass.name}});
   step("before_prepare_micro_batch");
   say_(sharing_log::enter(static_cast<int64_t>(samples.size()), pass.batch_keys));
-  if (!pass.enabled) {
+  if (config_.mode == "off") {
     say_(sharing_log::disabled());
     step("skip_prepare_prefix_sharing_disabled");
     return;
@@ -224,7 +224,8 @@ void SharingObserver::prepare(const ObservedPass& pass,
   const trie::Detection executed =
       trie::detect_paths(places.paths, static_cast<int64_t>(places.block.size()));
   auto next = std::make_unique<Pass>();
-  next->backend = pass.backend;
+  next->backend = pass.native ? "native" : "aten";
+  const std::string decision = pass.share ? "on" : "off";
   next->plan = trie::make_sharing_plan(samples,
                                        older_rule_ ? older_rule_->detect(samples) : executed,
                                        ++num_passes_,
@@ -245,7 +246,7 @@ void SharingObserver::prepare(const ObservedPass& pass,
   say_(sharing_log::sequences(next->plan.original_lengths));
   say_(sharing_log::plan_result(next->plan));
   if (!next->plan.has_sharing() && !executed.has_sharing()) {
-    say_(sharing_log::no_sharing(pass.decision));
+    say_(sharing_log::no_sharing(decision));
     step("after_prepare_micro_batch");
     return;
   }
@@ -261,7 +262,7 @@ void SharingObserver::prepare(const ObservedPass& pass,
   next->measured.unique_tokens = plan.num_unique;
   next->measured.segments = whole.num_segments();
   next->measured.forks = num_forks(whole);
-  next->measured.decision = pass.decision;
+  next->measured.decision = decision;
   for (const trie::Block& block : plan.blocks) {
     next->measured.open_tokens += static_cast<int64_t>(block.offered.size());
   }
@@ -384,6 +385,19 @@ void SharingObserver::finish() {
   }
   if (!shows(ObserveLevel::kProfile)) return;
   for (const LayerRecord& record : records) say_(sharing_log::profile_layer(rank_, record));
+}
+
+PassObserver* prepare_pass(SharingObserver* observer,
+                           const ObservedPass& pass,
+                           const std::vector<Sample>& samples,
+                           const trie::Plan& plan) {
+  if (observer == nullptr || !observer->is_on()) return nullptr;
+  observer->prepare(pass, samples, plan);
+  return observer;
+}
+
+void finish_pass(SharingObserver* observer) {
+  if (observer != nullptr) observer->finish();
 }
 
 }  // namespace banyan::train

@@ -28,11 +28,10 @@
 namespace banyan::train {
 
 struct ObservedPass {
-  std::string name;                     // "update", "old_log_prob", "ref_log_prob"
+  std::string name;                     // "update_actor", "ref_log_prob", ...
   std::vector<std::string> batch_keys;  // what the pass is given per token
-  bool enabled = true;                  // sharing is not switched off
-  std::string decision;                 // on | off: what was chosen for this pass
-  std::string backend;                  // "native" | "aten"
+  bool share = true;                    // what was decided for this pass
+  bool native = true;                   // kernels: native, or plain LibTorch operators
 };
 
 class SharingObserver final : public PassObserver {
@@ -77,6 +76,14 @@ class SharingObserver final : public PassObserver {
   std::map<std::string, int64_t> passes_by_name_;
   std::unique_ptr<Pass> pass_;
 };
+
+// Prepares a pass with the observer, if there is one that is on; returns what to hand to the walk.
+// The caller ends with finish_pass.
+PassObserver* prepare_pass(SharingObserver* observer,
+                           const ObservedPass& pass,
+                           const std::vector<Sample>& samples,
+                           const trie::Plan& plan);
+void finish_pass(SharingObserver* observer);
 
 // Places of the batch's tokens in a plan: own tokens of its blocks, one block after the other.
 struct PlanPlaces {

@@ -58,14 +58,8 @@ struct Passage {
           said.push_back(line);
         }) {}
 
-  void prepare(const trie::Plan& plan, bool enabled = true) {
-    observer.prepare({.name = "update",
-                      .batch_keys = {"input_ids"},
-                      .enabled = enabled,
-                      .decision = "on",
-                      .backend = "native"},
-                     samples,
-                     plan);
+  void prepare(const trie::Plan& plan, const std::string& name = "update") {
+    prepare_pass(&observer, {.name = name, .batch_keys = {"input_ids"}}, samples, plan);
   }
   void run(const trie::Plan& plan, int32_t block, bool recompute = false, int64_t extra = 0) {
     const auto context = observer.watch(block, recompute, std::make_unique<NoAttention>());
@@ -243,10 +237,12 @@ TEST(SharingObserver, NothingToShareAndSwitchedOff) {
   EXPECT_EQ(lone.said.back(), sharing_log::no_sharing("on"));
   EXPECT_EQ(lone.count("[PS][audit]"), 0);
 
-  Passage off(config_of("summary"), testing::toy_samples());
+  SharingConfig config = config_of("summary");
+  config.mode = "off";
+  Passage off(config, testing::toy_samples());
   trie::PlanOptions unshared;
   unshared.build.share = false;
-  off.prepare(trie::plan(off.samples, unshared), /*enabled=*/false);
+  off.prepare(trie::plan(off.samples, unshared));
   EXPECT_EQ(off.said.back(), sharing_log::disabled());
   EXPECT_EQ(off.count("[PS][prepare] PATH"), 1);
 }
@@ -281,9 +277,7 @@ TEST(SharingObserver, PassesAreCountedInAllAndByKind) {
   Passage passage(config_of("summary"), testing::toy_samples());
   const trie::Plan plan = trie::plan(passage.samples, {});
   for (const char* name : {"ref_log_prob", "update", "update"}) {
-    passage.observer.prepare({.name = name, .batch_keys = {}, .decision = "on", .backend = "aten"},
-                             passage.samples,
-                             plan);
+    passage.prepare(plan, name);
     passage.run(plan, 0);
     passage.observer.finish();
   }

@@ -27,6 +27,7 @@ void set_old_log_prob(const Config& config,
                       const trie::PlanOptions& plan,
                       size_t num_updates,
                       models::CausalLM& actor,
+                      SharingObserver* observer,
                       Batch& batch) {
   const bool bypass = config.algorithm.rollout_correction.bypass_mode;
   if (bypass) batch.old_log_prob = rollout_log_probs(batch);
@@ -36,7 +37,9 @@ void set_old_log_prob(const Config& config,
                                    plan,
                                    {.temperature = config.rollout.train.temperature,
                                     .with_entropy = true,
-                                    .with_sum_squares = needs_sum_squares(config)});
+                                    .with_sum_squares = needs_sum_squares(config)},
+                                   "old_log_prob",
+                                   observer);
   if (!bypass) batch.old_log_prob = std::move(scores.value);
   batch.old_entropy = std::move(scores.entropy);
   batch.sum_squares = std::move(scores.sum_squares);
@@ -67,17 +70,20 @@ StepResult run_step(StepContext& context, int64_t step) {
                              context.cost,
                              limits,
                              samples_of(batch, valid_of(batch)));
-  const Layout layout{out.share, context.cost};
+  out.share = out.share && !context.sharing_failed;
+  Layout layout{out.share, context.cost, context.observer};
   const trie::PlanOptions scoring =
       plan_options(config.sharing, layout, limits, /*for_backward=*/false);
 
   // 2. Log-probabilities before the update, and of the reference; values of the critic.
   const size_t num_updates = mini_batches(actor_mini_batches(config), batch, step).size();
-  set_old_log_prob(config, scoring, num_updates, context.actor, batch);
+  set_old_log_prob(config, scoring, num_updates, context.actor, context.observer, batch);
   out.seconds.old_log_prob = stage.lap();
   if (context.reference != nullptr) {
     const HeadSpec head{.temperature = config.rollout.train.temperature};
-    batch.ref_log_prob = score_batch(batch, *context.reference, scoring, head).value;
+    batch.ref_log_prob =
+        score_batch(batch, *context.reference, scoring, head, "ref_log_prob", context.observer)
+            .value;
   }
   out.seconds.ref = stage.lap();
   if (context.critic != nullptr) batch.value = context.critic->values(batch, layout);
@@ -102,8 +108,16 @@ StepResult run_step(StepContext& context, int64_t step) {
     out.mini_batches = mini_batches(actor_mini_batches(config), batch, step);
   }
   for (const MiniBatch& mini_batch : out.mini_batches) {
-    out.updates.push_back(
-        update(config, batch, mini_batch, layout, out.lr, context.actor, context.optimizer));
+    out.updates.push_back(update(config,
+                                 batch,
+                                 mini_batch,
+                                 layout,
+                                 context.verify.due(context.num_updates++),
+                                 out.lr,
+                                 context.actor,
+                                 context.optimizer));
+    context.sharing_failed = context.sharing_failed || out.updates.back().sharing_failed;
+    layout.share = layout.share && !context.sharing_failed;
   }
   out.update_peak_bytes = peak_resident_bytes();
   out.seconds.update_actor = stage.lap();

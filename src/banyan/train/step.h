@@ -15,6 +15,7 @@
 #include "banyan/train/layout.h"
 #include "banyan/train/sampling_stage.h"
 #include "banyan/train/update.h"
+#include "banyan/train/verify.h"
 
 namespace banyan::train {
 
@@ -43,6 +44,10 @@ struct StepContext {
   Critic* critic;                     // null without one
   algo::KlController* kl_controller;  // null without KL in the reward
   const trie::CostModel& cost;
+  SharingObserver* observer;  // watches the passes; null: nobody
+  VerifySchedule verify;
+  int64_t num_updates = 0;      // of this process, for `verify`
+  bool sharing_failed = false;  // verify found a difference: nothing is shared any more
 };
 
 struct StepResult {

@@ -13,6 +13,7 @@
 #include "banyan/train/clock.h"
 #include "banyan/train/metrics.h"
 #include "banyan/train/run_support.h"
+#include "banyan/train/sharing_observer.h"
 #include "banyan/train/step.h"
 
 namespace banyan::train {
@@ -32,7 +33,12 @@ std::unique_ptr<optim::AdamW> make_optimizer(const OptimConfig& optim, models::C
 
 class Run {
  public:
-  Run(const Config& config, Host& host) : config_(config), host_(host) {
+  Run(const Config& config, Host& host)
+      : config_(config),
+        host_(host),
+        observer_(config.sharing, RankInfo{.global_rank = 0}, [&host](const std::string& line) {
+          host.say(line);
+        }) {
     keep_freed_memory();
     for (const std::string& line : check_config(config)) host_.say(line);
     num_steps_ = total_steps(config);
@@ -73,7 +79,9 @@ class Run {
                         .reference = reference_.get(),
                         .critic = critic_.get(),
                         .kl_controller = kl_controller_ ? &*kl_controller_ : nullptr,
-                        .cost = cost_};
+                        .cost = cost_,
+                        .observer = &observer_,
+                        .verify = verify_schedule(config_.sharing.verify)};
     while (step_ < num_steps_) {
       if (host_.should_stop()) {
         summary_.stopped_early = true;
@@ -208,6 +216,7 @@ class Run {
 
   const Config& config_;
   Host& host_;
+  SharingObserver observer_;
   int64_t num_steps_ = 0;
   int64_t step_ = 0;
   int64_t saved_step_ = -1;

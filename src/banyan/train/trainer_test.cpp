@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -237,6 +238,55 @@ TEST(Train, WrongNamesFailBeforeAModelLoads) {
   } catch (const std::invalid_argument& error) {
     EXPECT_NE(std::string(error.what()).find("vanila"), std::string::npos) << error.what();
   }
+}
+
+// sharing.verify computes the gradients twice and changes no number.
+TEST(Train, VerifiedSharingTakesTheSameStep) {
+  const ScratchDir scratch("verify");
+  const std::string model = testing::write_tiny_model(scratch);
+  std::map<std::string, at::Tensor> weights[2];
+  for (const bool verify : {false, true}) {
+    Config config = testing::tiny_config(model, scratch / (verify ? "verified" : "plain"));
+    config.trainer.total_training_steps = 3;
+    config.sharing.verify = verify ? "every:2" : "off";
+    FakeHost host(prompts(), lucky_share);
+    weights[verify] = masters(train(config, host).checkpoint);
+    const auto lines = std::count_if(host.said.begin(), host.said.end(), [](const auto& line) {
+      return line.find("sharing.verify: gradients with and without sharing differ by") == 0;
+    });
+    EXPECT_EQ(lines, verify ? 2 : 0);  // updates 0 and 2
+  }
+  expect_equal(weights[0], weights[1]);
+}
+
+// Every pass of a step is observed, the critic's too, and observing changes no number.
+TEST(Train, ObservedPassesTakeTheSameStep) {
+  const ScratchDir scratch("observe");
+  const std::string model = testing::write_tiny_model(scratch);
+  std::map<std::string, at::Tensor> weights[2];
+  for (const bool observe : {false, true}) {
+    Config config = testing::tiny_config(model, scratch / (observe ? "observed" : "plain"));
+    config.trainer.total_training_steps = 1;
+    config.actor.use_kl_loss = true;
+    config.force_old_log_prob = true;
+    config.algorithm.adv_estimator = "gae";
+    config.sharing.observe = observe ? "layer" : "off";
+    FakeHost host(prompts(), lucky_share);
+    weights[observe] = masters(train(config, host).checkpoint);
+    const auto count = [&](const std::string& part) {
+      return std::count_if(host.said.begin(), host.said.end(), [&](const std::string& line) {
+        return line.rfind("[PS]", 0) == 0 && line.find(part) != std::string::npos;
+      });
+    };
+    // Old and reference log-probabilities, values; the critic's update and the actor's.
+    const int64_t passes = observe ? 5 : 0;
+    EXPECT_EQ(count("PATH 6: sharing detected"), passes);
+    EXPECT_EQ(count("] summary: forward_id="), passes);
+    EXPECT_EQ(count("] runtime: store_count="), 2 * passes);
+    EXPECT_EQ(count("matches_expected=True"), 2 * passes);
+    EXPECT_EQ(count("[PS][backend] native attention"), 2 * passes);
+  }
+  expect_equal(weights[0], weights[1]);
 }
 
 }  // namespace

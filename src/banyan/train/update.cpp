@@ -6,6 +6,8 @@
 
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/correction.h"
+#include "banyan/train/sharing_observer.h"
+#include "banyan/train/verify.h"
 
 namespace banyan::train {
 namespace {
@@ -168,8 +170,9 @@ UpdateResult accumulate_gradients(const Config& config,
   options.step = static_cast<uint64_t>(mini_batch.step);
   options.mini_batch = static_cast<uint64_t>(mini_batch.number);
   SampleWeights weights = sample_weights(config, batch, samples, layout, model);
+  const std::vector<Sample> paths = samples_of(batch, samples);
   const trie::Plan plan = trie::plan(
-      samples_of(batch, samples),
+      paths,
       plan_options(config.sharing, layout, block_limits(config.actor), /*for_backward=*/true));
 
   UpdateResult result;
@@ -189,6 +192,14 @@ UpdateResult accumulate_gradients(const Config& config,
   // Entropies of the policy before the step come from the old-log-prob pass where there is one.
   const HeadSpec head{.temperature = config.rollout.train.temperature,
                       .with_entropy = options.entropy_coeff != 0.0 || batch.old_entropy.empty()};
+  PassObserver* watching =
+      prepare_pass(layout.observer,
+                   {.name = "update_actor",
+                    .batch_keys = {"input_ids", "position_ids", "response_mask", "advantages"},
+                    .share = layout.share,
+                    .native = is_native(model.options())},
+                   paths,
+                   plan);
   result.walk = walk(
       model,
       plan,
@@ -204,18 +215,43 @@ UpdateResult accumulate_gradients(const Config& config,
               outputs.value.narrow(0, begin, outputs.offsets[s + 1] - begin).clone();
         }
         return TokenGradients{.value = loss.grad_log_prob, .entropy = loss.grad_entropy};
-      });
+      },
+      watching);
+  finish_pass(layout.observer);
   return result;
 }
+
+namespace {
+
+UpdateResult verified_gradients(const Config& config,
+                                const Batch& batch,
+                                const MiniBatch& mini_batch,
+                                const Layout& layout,
+                                models::CausalLM& model) {
+  UpdateResult shared = accumulate_gradients(config, batch, mini_batch, layout, model);
+  const std::vector<at::Tensor> gradients = clone_gradients(model.params());
+  UpdateResult dense = accumulate_gradients(config, batch, mini_batch, {false, layout.cost}, model);
+  const VerifyResult verdict = verify_gradients(
+      gradients, shared.loss.loss, dense.loss.loss, model.options().dtype, model.params());
+  UpdateResult& used = verdict.passed ? shared : dense;
+  used.warnings.push_back(verdict.line());
+  used.sharing_failed = !verdict.passed;
+  return std::move(used);
+}
+
+}  // namespace
 
 UpdateResult update(const Config& config,
                     const Batch& batch,
                     const MiniBatch& mini_batch,
                     const Layout& layout,
+                    bool verify,
                     double lr,
                     models::CausalLM& model,
                     optim::AdamW& optimizer) {
-  UpdateResult result = accumulate_gradients(config, batch, mini_batch, layout, model);
+  UpdateResult result = verify && layout.share
+                            ? verified_gradients(config, batch, mini_batch, layout, model)
+                            : accumulate_gradients(config, batch, mini_batch, layout, model);
   const AppliedGradients applied =
       apply_gradients(config.actor.optim, lr, result.loss.loss, model, optimizer);
   result.grad_norm = applied.grad_norm;

@@ -28,17 +28,20 @@ struct UpdateResult {
   WalkStats walk;
   std::vector<at::Tensor> log_prob;  // per sample of the mini-batch, as this pass computed them
   std::vector<std::string> warnings;
-  algo::MetricMap correction;  // names of "rollout_corr/", of bypass mode
+  bool sharing_failed = false;  // sharing.verify found other gradients without sharing
+  algo::MetricMap correction;   // names of "rollout_corr/", of bypass mode
 };
 
 algo::LossOptions loss_options(const Config& config);
 
 MiniBatchOptions actor_mini_batches(const Config& config);
 
+// `verify`: compute the gradients without sharing too (train/verify.h).
 UpdateResult update(const Config& config,
                     const Batch& batch,
                     const MiniBatch& mini_batch,
                     const Layout& layout,
+                    bool verify,
                     double lr,
                     models::CausalLM& model,
                     optim::AdamW& optimizer);
