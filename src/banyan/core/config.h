@@ -23,8 +23,8 @@ struct SharingConfig {  // actor_rollout_ref.sharing
   int64_t max_tokens_per_block;  // tokens of one block; 0: the micro-batch's limit
   int64_t max_path_tokens;       // longest sample a plan takes; 0: any
   std::string detector;          // trie | trie_online: rule of the provider/reuser view
-  std::string verify;    // off | first | every:N: compare gradients with those without sharing
-  std::string observe;           // off | summary | layer | profile | debug: level of the [PS] lines
+  std::string verify;   // off | first | every:N: compare gradients with those without sharing
+  std::string observe;  // off | summary | layer | profile | debug: level of the [PS] lines
 };
 
 struct OptimConfig {  // actor_rollout_ref.actor.optim, critic.optim

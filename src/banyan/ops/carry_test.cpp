@@ -158,8 +158,7 @@ std::vector<testing::TrieCase> all_cases() {
 // Relative to the wanted tensor, which is rounding noise where every token stands alone (dq and dk
 // are zero then), or to the inputs.
 double error_of(const at::Tensor& got, const at::Tensor& wanted, const Inputs& inputs) {
-  const double scale =
-      std::max(wanted.norm().item<double>(), 0.1 * inputs.q.norm().item<double>());
+  const double scale = std::max(wanted.norm().item<double>(), 0.1 * inputs.q.norm().item<double>());
   return got.to(at::kDouble).sub(wanted).norm().item<double>() / scale;
 }
 
