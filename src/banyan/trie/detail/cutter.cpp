@@ -366,7 +366,7 @@ class Cutter {
   }
 
   // Part of the plan that is still to be written out.
-  struct Todo {
+  struct Visit {
     enum class Kind : uint8_t { kState, kClosed, kChain, kJoin } kind = Kind::kState;
     CutState state;
     int32_t first = 0;  // of a state: where to begin, and which way
@@ -377,29 +377,29 @@ class Cutter {
 
   // Walks the cheapest choices depth first.
   void collect() {
-    todo_.assign(1, Todo());
-    todo_.back().state = states_[0][0].state;
-    while (!todo_.empty()) {
-      const Todo now = todo_.back();
-      todo_.pop_back();
+    visits_.assign(1, Visit());
+    visits_.back().state = states_[0][0].state;
+    while (!visits_.empty()) {
+      const Visit now = visits_.back();
+      visits_.pop_back();
       switch (now.kind) {
-        case Todo::Kind::kState:
+        case Visit::Kind::kState:
           expand(now);
           break;
-        case Todo::Kind::kClosed:
+        case Visit::Kind::kClosed:
           emit_closed(now.state, now.step.at, now.step.next);
           break;
-        case Todo::Kind::kChain:
+        case Visit::Kind::kChain:
           follow(now);
           break;
-        case Todo::Kind::kJoin:
+        case Visit::Kind::kJoin:
           join_last(now.step.joined);
           break;
       }
     }
   }
 
-  void follow(const Todo& chain) {
+  void follow(const Visit& chain) {
     const ChainOption& option = chain.option;
     emit_chain(chain.state, option);
     if (option.until > 0) {
@@ -408,18 +408,18 @@ class Cutter {
       inner.retained += option.retained;
       emit_closed(inner, lister_.rest_of(option), option.until);
     }
-    const size_t size = todo_.size();
+    const size_t size = visits_.size();
     lister_.for_each_below(chain.state, option, [&](const CutState& s) {
       if (s.first == last_of(s)) return;
-      todo_.emplace_back();
-      todo_.back().state = state_at(s).state;
-      todo_.back().first = s.first;
+      visits_.emplace_back();
+      visits_.back().state = state_at(s).state;
+      visits_.back().first = s.first;
     });
-    if (todo_.size() > size) todo_.back().way = chain.step.way;
-    std::reverse(todo_.begin() + static_cast<int64_t>(size), todo_.end());
+    if (visits_.size() > size) visits_.back().way = chain.step.way;
+    std::reverse(visits_.begin() + static_cast<int64_t>(size), visits_.end());
   }
 
-  void expand(const Todo& now) {
+  void expand(const Visit& now) {
     const CutState& state = now.state;
     const int32_t last = last_of(state);
     if (whole_fits(state, now.first, last)) {
@@ -427,21 +427,21 @@ class Cutter {
       return;
     }
     walk(state, now.way);
-    const size_t size = todo_.size();
+    const size_t size = visits_.size();
     for (int32_t at = now.first; at < last;) {
-      Todo todo;
-      todo.state = state;
-      todo.step = steps_[step_of_[at]];
-      todo.kind = todo.step.option < 0 ? Todo::Kind::kClosed : Todo::Kind::kChain;
-      if (todo.step.option >= 0) todo.option = options_[todo.step.option];
-      todo_.push_back(todo);
-      if (todo.step.joined >= 0) {
-        todo.kind = Todo::Kind::kJoin;
-        todo_.push_back(todo);
+      Visit visit;
+      visit.state = state;
+      visit.step = steps_[step_of_[at]];
+      visit.kind = visit.step.option < 0 ? Visit::Kind::kClosed : Visit::Kind::kChain;
+      if (visit.step.option >= 0) visit.option = options_[visit.step.option];
+      visits_.push_back(visit);
+      if (visit.step.joined >= 0) {
+        visit.kind = Visit::Kind::kJoin;
+        visits_.push_back(visit);
       }
-      at = todo.step.next;
+      at = visit.step.next;
     }
-    std::reverse(todo_.begin() + static_cast<int64_t>(size), todo_.end());
+    std::reverse(visits_.begin() + static_cast<int64_t>(size), visits_.end());
   }
 
   const ForkTree& tree_;
@@ -450,7 +450,7 @@ class Cutter {
   std::vector<std::vector<CutState>> requests_;  // per node
   std::vector<std::vector<Priced>> states_;      // per node, ascending (depth, retained)
   CutList result_;
-  std::vector<Todo> todo_;
+  std::vector<Visit> visits_;
 
   // Working memory of one walk.
   std::vector<ChainOption> options_;
