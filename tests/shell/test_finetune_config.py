@@ -15,7 +15,7 @@ from shell_files import ROOT
 
 VERL_KEYS = ROOT.parent / "shared" / "specs" / "verl_keys.tsv"
 # Fields of SharingConfig that are about older switches of reinforcement learning.
-OF_RL = {"sharing.detector", "sharing.observe"}
+OF_RL = {"sharing.detector", "sharing.observe", "sharing.verify"}
 BASE = ["data.train_files=rows.jsonl", "model.path=models/any"]
 # Own keys stand under these nodes; the data keys are verl's older ones (prompt_key, response_key) and its RL trainer's.
 OWN = ("banyan.", "sharing.", "preference.", "data.", "trainer.val_before_train")
