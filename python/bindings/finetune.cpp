@@ -85,7 +85,7 @@ py::dict run_gradients(models::CausalLM& model,
   train::BatchResult result;
   {
     py::gil_scoped_release release;
-    const auto objective = train::make_objective(config, model, python_host);
+    const auto objective = train::make_objective(config, trie::CostModel(), model, python_host);
     model.params().ensure_grads();
     model.params().zero_grads();
     result = objective->train(rows, python_host.examples(rows, /*validation=*/false));

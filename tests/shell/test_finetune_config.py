@@ -14,8 +14,6 @@ from banyan.errors import UserError
 from shell_files import ROOT
 
 VERL_KEYS = ROOT.parent / "shared" / "specs" / "verl_keys.tsv"
-# Fields of SharingConfig that are about older switches of reinforcement learning.
-OF_RL = {"sharing.detector", "sharing.observe", "sharing.verify"}
 BASE = ["data.train_files=rows.jsonl", "model.path=models/any"]
 # Own keys stand under these nodes; the data keys are verl's older ones (prompt_key, response_key) and its RL trainer's.
 OWN = ("banyan.", "sharing.", "preference.", "data.", "trainer.val_before_train")
@@ -43,11 +41,14 @@ def core_keys() -> set[str]:
         "FinetuneTrainerConfig": "trainer",
         "ModelConfig": "model",
         "OptimConfig": "optim",
-        "SharingConfig": "sharing",
     }
     keys = {f"{node}.{field}" for name, node in nodes.items() for field in structs[name]}
     text = (folder / "finetune_config.h").read_text()
-    return (keys - OF_RL) | set(re.findall(r"// ((?:engine|banyan)\.\w+)", text))
+    # Of SharingConfig what every trainer reads; the rest are switches of reinforcement learning.
+    reader = (ROOT / "src/banyan/train/config_json.cpp").read_text().split("void read_sharing(")[1]
+    shared = set(re.findall(r'node\.read\("(\w+)"', reader.split("\n}")[0]))
+    keys |= {f"sharing.{field}" for field in shared}
+    return keys | set(re.findall(r"// ((?:engine|banyan|sharing)\.\w+)", text))
 
 
 def test_every_core_field_has_a_key_and_every_core_key_a_field():

@@ -50,6 +50,7 @@ struct FinetuneConfig {
   std::string dtype;                           // engine.dtype: bfloat16 | float32
   OptimConfig optim;                           // optim
   SharingConfig sharing;                       // sharing
+  double sharing_margin;                       // sharing.margin
   std::optional<PreferenceConfig> preference;  // empty: SFT
   FinetuneTrainerConfig trainer;
   std::string kernels;          // banyan.kernels: native | aten

@@ -1,6 +1,7 @@
 #include "banyan/train/finetune.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <numeric>
 #include <set>
@@ -12,6 +13,7 @@
 #include "banyan/optim/adamw.h"
 #include "banyan/optim/schedule.h"
 #include "banyan/train/apply_gradients.h"
+#include "banyan/train/calibrate.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/objective.h"
 #include "banyan/train/run_support.h"
@@ -56,7 +58,12 @@ class FinetuneRun {
     if (step_ == 0) {
       for (const std::string& note : notes) host_.say(note);
     }
-    objective_ = make_objective(config, *model_, host_);
+    trie::CostModel cost;
+    if (config.sharing.mode == "auto") {
+      std::filesystem::create_directories(config.trainer.default_local_dir);
+      cost = calibrate_once(*model_, config.trainer.default_local_dir + "/cost_model.json");
+    }
+    objective_ = make_objective(config, cost, *model_, host_);
   }
 
   TrainSummary run() {

@@ -49,6 +49,7 @@ FinetuneConfig finetune_config_from_json(const std::string& text) {
   node("engine.").read("dtype", config.dtype);
   read_optim(node("optim."), config.optim);
   read_sharing(node("sharing."), config.sharing);
+  node("sharing.").read("margin", config.sharing_margin);
   if (root.contains("preference")) {
     read_preference(node("preference."), config.preference.emplace());
   }

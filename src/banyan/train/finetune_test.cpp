@@ -27,6 +27,7 @@ FinetuneConfig tiny(const std::string& model, const std::string& run) {
   const Config other = testing::tiny_config(model, run);
   config.optim = other.actor.optim;
   config.sharing = other.sharing;
+  config.sharing_margin = 0.02;
   config.trainer = {.total_epochs = 1,
                     .total_training_steps = 6,
                     .save_freq = -1,

@@ -51,7 +51,7 @@ BatchResult train_pass(const Pass& pass,
                        const std::vector<Sample>& samples,
                        bool pairs,
                        const Evaluate& evaluate) {
-  const trie::Plan plan = trie::plan(samples, pass.options);
+  const trie::Plan plan = plan_of(pass, samples, /*for_backward=*/true);
   BatchResult result = empty_result(plan);
   std::optional<SplitPairs> split;
   if (pairs) {
@@ -75,9 +75,7 @@ BatchResult train_pass(const Pass& pass,
 BatchResult score_pass(const Pass& pass,
                        const std::vector<Sample>& samples,
                        const Evaluate& evaluate) {
-  trie::PlanOptions options = pass.options;
-  options.for_backward = false;
-  const trie::Plan plan = trie::plan(samples, options);
+  const trie::Plan plan = plan_of(pass, samples, /*for_backward=*/false);
   const SampleScores scores = score_samples(pass.model, plan, pass.head);
   TokenOutputs outputs;
   outputs.value = at::cat(scores.value);
@@ -95,35 +93,42 @@ BatchResult score_pass(const Pass& pass,
 }
 
 std::vector<at::Tensor> log_probs(const Pass& pass, const std::vector<Sample>& samples) {
-  trie::PlanOptions options = pass.options;
-  options.for_backward = false;
-  return score_samples(pass.model, trie::plan(samples, options), pass.head).value;
+  const trie::Plan plan = plan_of(pass, samples, /*for_backward=*/false);
+  return score_samples(pass.model, plan, pass.head).value;
 }
 
-trie::PlanOptions plan_options(const FinetuneConfig& config, int64_t samples_per_row) {
-  trie::PlanOptions options = train::plan_options(config.sharing);
-  if (options.max_tokens_per_block == 0) {
-    options.max_tokens_per_block = config.data.max_token_len_per_gpu;
-  }
+Pass pass_of(const FinetuneConfig& config,
+             const trie::CostModel& cost,
+             int64_t samples_per_row,
+             models::CausalLM& model) {
+  BlockLimits limits{.max_tokens = config.data.max_token_len_per_gpu};
   if (!config.data.use_dynamic_bsz) {
-    options.max_samples_per_block = samples_per_row * config.data.micro_batch_size_per_gpu;
+    limits.max_samples = samples_per_row * config.data.micro_batch_size_per_gpu;
   }
-  return options;
+  return {model, config.sharing, config.sharing_margin, cost, limits};
+}
+
+trie::Plan plan_of(const Pass& pass, const std::vector<Sample>& samples, bool for_backward) {
+  const Layout layout{decide_sharing(pass.sharing, pass.margin, pass.cost, pass.limits, samples),
+                      pass.cost};
+  return trie::plan(samples, plan_options(pass.sharing, layout, pass.limits, for_backward));
 }
 
 }  // namespace detail
 
 std::unique_ptr<Objective> make_objective(const FinetuneConfig& config,
+                                          const trie::CostModel& cost,
                                           models::CausalLM& model,
                                           FinetuneHost& host) {
-  if (!config.preference) return detail::make_sft(config, model);
+  const detail::Pass pass = detail::pass_of(config, cost, config.preference ? 2 : 1, model);
+  if (!config.preference) return detail::make_sft(pass);
   const std::string& objective = config.preference->objective;
-  if (objective == "reward_model") return detail::make_reward_model(config, model);
+  if (objective == "reward_model") return detail::make_reward_model(config, pass);
   BANYAN_CHECK(objective == "dpo" || objective == "ipo",
                "[config] preference.objective: wanted dpo, ipo or reward_model, got '",
                objective,
                "'");
-  return detail::make_preference(config, model, host);
+  return detail::make_preference(config, pass, host);
 }
 
 models::LoadOptions finetune_load_options(const FinetuneConfig& config,

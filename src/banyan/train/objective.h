@@ -36,9 +36,11 @@ class Objective {
   virtual BatchResult score(const std::vector<int64_t>& rows, std::vector<Example> batch) = 0;
 };
 
-// The model is borrowed. `host` gives the rows that a reference model scores before training.
-// Throws [preference] for a bad option before another model is loaded.
+// The model is borrowed; `cost` decides sharing.mode=auto and cuts. `host` gives the rows that a
+// reference model scores before training. Throws [preference] for a bad option before another model
+// is loaded.
 std::unique_ptr<Objective> make_objective(const FinetuneConfig& config,
+                                          const trie::CostModel& cost,
                                           models::CausalLM& model,
                                           FinetuneHost& host);
 

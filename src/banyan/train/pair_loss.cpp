@@ -53,9 +53,7 @@ SplitPairs::SplitPairs(const Pass& pass, const trie::Plan& plan, const std::vect
     origin.push_back(s);
   }
   if (split.empty()) return;
-  trie::PlanOptions options = pass.options;
-  options.for_backward = false;
-  const trie::Plan scoring = trie::plan(split, options);
+  const trie::Plan scoring = plan_of(pass, split, /*for_backward=*/false);
   const SampleScores scores = score_samples(pass.model, scoring, pass.head);
   for (size_t k = 0; k < split.size(); ++k) values_[origin[k]] = scores.value[k];
   num_computed_ = scoring.num_computed;

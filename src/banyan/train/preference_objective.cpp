@@ -25,9 +25,9 @@ algo::PreferenceOptions loss_options(const PreferenceConfig& preference) {
 
 class Preference final : public Objective {
  public:
-  Preference(const FinetuneConfig& config, models::CausalLM& model, FinetuneHost& host)
+  Preference(const FinetuneConfig& config, const Pass& pass, FinetuneHost& host)
       : options_(loss_options(*config.preference)),
-        pass_{model, plan_options(config, 2), HeadSpec{}},
+        pass_(pass),
         batch_size_(config.data.train_batch_size) {
     algo::check_preference_options(options_);
     if (options_.reference_free) return;
@@ -60,14 +60,17 @@ class Preference final : public Objective {
   }
 
  private:
+  Pass of_reference() const {
+    return {*reference_, pass_.sharing, pass_.margin, pass_.cost, pass_.limits};
+  }
+
   // Two entries per row of the data, in the order of the rows.
   Tensors precompute(FinetuneHost& host, int64_t num_rows, bool validation) {
     Tensors out;
     for (int64_t begin = 0; begin < num_rows; begin += batch_size_) {
       std::vector<int64_t> rows(std::min(batch_size_, num_rows - begin));
       std::iota(rows.begin(), rows.end(), begin);
-      const Tensors part = log_probs({*reference_, pass_.options, pass_.head},
-                                     flatten(host.examples(rows, validation)));
+      const Tensors part = log_probs(of_reference(), flatten(host.examples(rows, validation)));
       out.insert(out.end(), part.begin(), part.end());
     }
     return out;
@@ -78,7 +81,7 @@ class Preference final : public Objective {
                        const std::vector<Sample>& samples,
                        const Tensors& known) {
     if (options_.reference_free) return {};
-    if (reference_) return log_probs({*reference_, pass_.options, pass_.head}, samples);
+    if (reference_) return log_probs(of_reference(), samples);
     Tensors out;
     for (const int64_t row : rows) {
       out.push_back(known[2 * row]);
@@ -128,9 +131,9 @@ class Preference final : public Objective {
 }  // namespace
 
 std::unique_ptr<Objective> make_preference(const FinetuneConfig& config,
-                                           models::CausalLM& model,
+                                           const Pass& pass,
                                            FinetuneHost& host) {
-  return std::make_unique<Preference>(config, model, host);
+  return std::make_unique<Preference>(config, pass, host);
 }
 
 }  // namespace banyan::train::detail

@@ -26,8 +26,7 @@ std::vector<Sample> closed(std::vector<Example> batch) {
 
 class RewardModel final : public Objective {
  public:
-  RewardModel(const FinetuneConfig& config, models::CausalLM& model)
-      : pass_{model, plan_options(config, 2), HeadSpec{}} {
+  RewardModel(const FinetuneConfig& config, const Pass& pass) : pass_(pass) {
     options_.center_rewards_coefficient = config.preference->center_rewards_coefficient;
   }
 
@@ -81,9 +80,8 @@ class RewardModel final : public Objective {
 
 }  // namespace
 
-std::unique_ptr<Objective> make_reward_model(const FinetuneConfig& config,
-                                             models::CausalLM& model) {
-  return std::make_unique<RewardModel>(config, model);
+std::unique_ptr<Objective> make_reward_model(const FinetuneConfig& config, const Pass& pass) {
+  return std::make_unique<RewardModel>(config, pass);
 }
 
 }  // namespace banyan::train::detail

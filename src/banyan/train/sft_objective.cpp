@@ -9,8 +9,7 @@ namespace {
 
 class Sft final : public Objective {
  public:
-  Sft(const FinetuneConfig& config, models::CausalLM& model)
-      : pass_{model, plan_options(config, 1), HeadSpec{}} {}
+  explicit Sft(const Pass& pass) : pass_(pass) {}
 
   BatchResult train(const std::vector<int64_t>&, std::vector<Example> batch) override {
     const std::vector<Sample> samples = flatten(std::move(batch));
@@ -44,8 +43,6 @@ class Sft final : public Objective {
 
 }  // namespace
 
-std::unique_ptr<Objective> make_sft(const FinetuneConfig& config, models::CausalLM& model) {
-  return std::make_unique<Sft>(config, model);
-}
+std::unique_ptr<Objective> make_sft(const Pass& pass) { return std::make_unique<Sft>(pass); }
 
 }  // namespace banyan::train::detail

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "banyan/train/layout.h"
 #include "banyan/train/objective.h"
 #include "banyan/train/walk.h"
 
@@ -26,11 +27,24 @@ std::vector<Sample> flatten(std::vector<Example> batch);
 // Scored tokens of the samples, counted logically.
 double num_scored(const std::vector<Sample>& samples);
 
+// A model and how its batches are laid out.
 struct Pass {
   models::CausalLM& model;
-  trie::PlanOptions options;
-  HeadSpec head;
+  SharingConfig sharing;
+  double margin = 0.0;  // sharing.margin
+  trie::CostModel cost;
+  BlockLimits limits;
+  HeadSpec head = {};
 };
+
+// `samples_per_row` counts the samples of a row for data.micro_batch_size_per_gpu.
+Pass pass_of(const FinetuneConfig& config,
+             const trie::CostModel& cost,
+             int64_t samples_per_row,
+             models::CausalLM& model);
+
+// The plan of a batch; sharing.mode=auto is decided for it.
+trie::Plan plan_of(const Pass& pass, const std::vector<Sample>& samples, bool for_backward);
 
 // Pairs (samples 2p and 2p + 1) that a plan completes in two loss entries.
 class SplitPairs {
@@ -66,14 +80,10 @@ BatchResult score_pass(const Pass& pass,
 // Log-probabilities of the scored tokens of each sample.
 std::vector<at::Tensor> log_probs(const Pass& pass, const std::vector<Sample>& samples);
 
-// The limits of a block: the token budget, and `samples_per_row` times the micro-batch size unless
-// use_dynamic_bsz.
-trie::PlanOptions plan_options(const FinetuneConfig& config, int64_t samples_per_row);
-
-std::unique_ptr<Objective> make_sft(const FinetuneConfig& config, models::CausalLM& model);
+std::unique_ptr<Objective> make_sft(const Pass& pass);
 std::unique_ptr<Objective> make_preference(const FinetuneConfig& config,
-                                           models::CausalLM& model,
+                                           const Pass& pass,
                                            FinetuneHost& host);
-std::unique_ptr<Objective> make_reward_model(const FinetuneConfig& config, models::CausalLM& model);
+std::unique_ptr<Objective> make_reward_model(const FinetuneConfig& config, const Pass& pass);
 
 }  // namespace banyan::train::detail
