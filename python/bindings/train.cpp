@@ -219,6 +219,13 @@ void bind_train(py::module_& module) {
              py::arg("config_json"),
              py::arg("host"),
              "Runs the training loop; `host` has the methods of core/host.h.");
+  module.def(
+      "total_steps",
+      [](const std::string& config_json) {
+        return train::total_steps(train::config_from_json(config_json));
+      },
+      py::arg("config_json"),
+      "Steps of the whole run.");
   module.def("accumulate_gradients",
              &run_accumulate,
              py::arg("model"),

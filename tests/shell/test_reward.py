@@ -289,7 +289,7 @@ def test_a_file_that_does_not_load_stops_at_once(
 def test_missing_file_and_unknown_manager(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         RewardManager(tree(tmp_path / "none.py"))
-    with pytest.raises(UserError, match="wanted naive or dapo, got prime"):
+    with pytest.raises(UserError, match="wanted one of naive, gdpo, dapo, got prime"):
         RewardManager(tree(manager="prime"))
 
 

@@ -29,6 +29,9 @@ class StandInCore:
         self.refills = refills  # draws more rows in every step, as a group filter does
         self.config, self.states, self.rows, self.scores = {}, [], [], []
 
+    def total_steps(self, config_json):
+        return json.loads(config_json)["trainer"]["total_training_steps"]
+
     def train(self, config_json, host):
         self.config = json.loads(config_json)
         if self.fail == "load":
@@ -204,7 +207,9 @@ def test_a_reward_model_scores_by_itself_or_through_the_users_function(
     assert [score["value"] for score in core.scores[0]] == [0.5, -3.0] * 4
 
 
-def test_a_reward_model_with_another_tokenizer_is_refused(tmp_path, arguments, model_dir):
+def test_a_reward_model_with_another_tokenizer_reads_the_conversation(
+    tmp_path, arguments, model_dir
+):
     other = shutil.copytree(model_dir, tmp_path / "other")
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     tokenizer["added_tokens"] = tokenizer.get("added_tokens", [])[1:]
@@ -214,7 +219,14 @@ def test_a_reward_model_with_another_tokenizer_is_refused(tmp_path, arguments, m
         "reward.reward_model.enable=true",
         f"reward.reward_model.model_path={other}",
     ]
-    with pytest.raises(UserError, match=r"reward_model.model_path: wanted the tokenizer of"):
+    inputs = run_inputs.load(resolve(switched_on, environ={}))
+    prompt = inputs.train.prompts[0]
+    item = {"prompt": prompt.tokens, "response": inputs.chat.encode("#### 5")}
+    text = inputs.chat.decode(inputs.reward_text.tokens(prompt.messages, item))
+    assert prompt.text in text
+    assert text.rstrip().endswith("#### 5")
+    (other / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"tokenizer.json: no such file"):
         run_inputs.load(resolve(switched_on, environ={}))
 
 

@@ -26,6 +26,7 @@ class Options:
     filter_overlong_prompts: bool
     max_samples: int  # -1: all
     template_kwargs: dict[str, Any]
+    keep_messages: bool = False  # for a reward model with a template of its own
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Prompt:
     ground_truth: Any
     extra_info: dict[str, Any]
     text: str  # last message, for reports
+    messages: list[dict[str, Any]] | None = None  # None unless kept, or given as token ids
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,9 @@ def _read(row: Row, chat: Chat, options: Options) -> Prompt | str:
         reason = f"column {name!r}: the prompt is empty"
     if reason:
         return reason
-    return _prompt(
-        row, chat.encode_chat(value, **options.template_kwargs), value[-1]["content"], options
-    )
+    tokens = chat.encode_chat(value, **options.template_kwargs)
+    prompt = _prompt(row, tokens, value[-1]["content"], options)
+    return replace(prompt, messages=value) if options.keep_messages else prompt
 
 
 def _reason(row: Row, options: Options) -> str | None:

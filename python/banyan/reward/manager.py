@@ -1,6 +1,7 @@
 """RewardManager: what the trainer sees of scoring. `submit` returns at once, `poll` collects.
 
-Managers (verl's names): `naive` takes the score as it is; `dapo` adds a penalty for long responses,
+Managers (verl's names): `naive` takes the score as it is, and so does `gdpo`, whose components are entries of the
+scorer's mapping; `dapo` adds a penalty for long responses,
 
     min(-(T - (L - b)) / b * p, 0)    T tokens of the response, L = reward_kwargs.max_resp_len,
                                       b, p = overlong_buffer_cfg.{len, penalty_factor}
@@ -21,7 +22,7 @@ from banyan.reward import registry
 from banyan.reward.pool import Pool
 from banyan.reward.result import ScoreResult, failure, from_answer
 
-_MANAGERS = ("naive", "dapo")
+_MANAGERS = ("naive", "gdpo", "dapo")
 _MAX_LOG_BYTES = 64 << 20
 
 
@@ -66,8 +67,8 @@ class RewardManager:
         limits = tree["banyan"]["reward"]
         name = reward.get("reward_manager", {}).get("name", "naive")
         if name not in _MANAGERS:
-            wanted = " or ".join(_MANAGERS)
-            raise UserError(f"reward.reward_manager.name: wanted {wanted}, got {name}")
+            wanted = ", ".join(_MANAGERS)
+            raise UserError(f"reward.reward_manager.name: wanted one of {wanted}, got {name}")
         self._overlong = _overlong(reward.get("reward_kwargs") or {}) if name == "dapo" else None
         self._custom = reward["custom_reward_function"]
         path = self._custom["path"]

@@ -57,6 +57,7 @@ class Host:
         validation = inputs.validation.prompts if inputs.validation else []
         self._data = {False: inputs.train.prompts, True: validation}
         self._chat = inputs.chat
+        self._reward_text = inputs.reward_text
         self._rewards = rewards
         # A function of the user gets the reward model's number; without one the number is the score.
         self._model_scores = (
@@ -101,8 +102,14 @@ class Host:
         extra = {**prompt.extra_info, "num_turns": 2, "rollout_reward_scores": numbers}
         self._rewards.submit(key, prompt.data_source, text, prompt.ground_truth, extra, length)
 
-    def reward_model_tokens(self, trajectories: list[Trajectory], validation: bool) -> None:
-        """None: the reward model reads the actor's tokens (inputs.py checks that it has that tokenizer)."""
+    def reward_model_tokens(
+        self, trajectories: list[Trajectory], validation: bool
+    ) -> list[list[int]] | None:
+        """What the reward model reads; None where that is the actor's tokens as they are."""
+        if self._reward_text is None:
+            return None
+        data = self._data[validation]
+        return [self._reward_text.tokens(data[t["row"]].messages, t) for t in trajectories]
 
     def poll(self) -> list[Score]:
         scores = []

@@ -11,6 +11,7 @@ from banyan.config.resolve import Resolved
 from banyan.data import dataset
 from banyan.data.chat import Chat
 from banyan.errors import UserError
+from banyan.reward.model_text import ModelText, same_tokenizer
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Inputs:
     train: dataset.Dataset
     validation: dataset.Dataset | None
     notes: list[str]
+    reward_text: ModelText | None = None  # of a reward model with another tokenizer
 
     def data_sources(self) -> set[str]:
         """What the reward manager must have a scorer for."""
@@ -32,13 +34,9 @@ def load(config: Resolved) -> Inputs:
     """Reads data and tokenizer, checks that the other files are there. Raises UserError."""
     model = Path(config["actor_rollout_ref.model.path"])
     check_model(model, "actor_rollout_ref.model.path")
-    if config["actor_rollout_ref.ref.model.path"]:
-        check_model(
-            Path(config["actor_rollout_ref.ref.model.path"]), "actor_rollout_ref.ref.model.path"
-        )
-    if config["critic.model.path"]:
-        check_model(Path(config["critic.model.path"]), "critic.model.path")
-    _check_reward_model(config)
+    for key in ("actor_rollout_ref.ref.model.path", "critic.model.path"):
+        if config[key]:
+            check_model(Path(config[key]), key)
     _check_file(config["reward.custom_reward_function.path"], "reward.custom_reward_function.path")
     _check_resume(config)
     chat = Chat(
@@ -46,6 +44,7 @@ def load(config: Resolved) -> Inputs:
         config["actor_rollout_ref.model.custom_chat_template"],
         config["data.trust_remote_code"] or config["actor_rollout_ref.model.trust_remote_code"],
     )
+    reward_text = _reward_text(config, chat)
     train = dataset.load(config["data.train_files"], chat, _options(config, "train"))
     validation = None
     if config["data.val_files"]:
@@ -58,35 +57,25 @@ def load(config: Resolved) -> Inputs:
             f"got {config['data.train_batch_size']}"
         )
     notes = [*_notes("training", train), *_notes("validation", validation)]
-    return Inputs(chat, train, validation, [*notes, *_length_notes(config, model)])
+    if reward_text:
+        notes.append(
+            "the reward model has a tokenizer of its own: it reads the text under its chat template"
+        )
+    return Inputs(chat, train, validation, [*notes, *_length_notes(config, model)], reward_text)
 
 
-def _check_reward_model(config: Resolved) -> None:
-    """The reward model reads the actor's tokens, so both must have one tokenizer."""
+def _reward_text(config: Resolved, chat: Chat) -> ModelText | None:
+    """How a reward model reads the samples; None without one, or where it has the actor's tokenizer."""
     key = "reward.reward_model.model_path"
     if not config["reward.reward_model.enable"]:
-        return
+        return None
     if not config[key]:
         raise UserError(f"{key}: wanted a directory with reward.reward_model.enable=true, got null")
-    check_model(Path(config[key]), key)
-    actor = Path(
-        config["actor_rollout_ref.model.tokenizer_path"] or config["actor_rollout_ref.model.path"]
-    )
-    if _vocabulary(Path(config[key])) != _vocabulary(actor):
-        raise UserError(
-            f"{key}: wanted the tokenizer of {actor}, got another one in {config[key]}: "
-            "the reward model reads the actor's tokens"
-        )
-
-
-def _vocabulary(directory: Path) -> Any:
-    """What decides on the ids of a text."""
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; wanted a tokenizer beside the model")
-    tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    added = [(token["id"], token["content"]) for token in tokenizer.get("added_tokens", [])]
-    return tokenizer["model"].get("vocab"), tokenizer["model"].get("merges"), added
+    model = Path(config[key])
+    check_model(model, key)
+    if same_tokenizer(chat.directory, model):
+        return None
+    return ModelText(model, chat, config["data.trust_remote_code"])
 
 
 def check_model(directory: Path, key: str) -> None:
@@ -130,12 +119,6 @@ def core_config(config: Resolved, inputs: Inputs) -> str:
     return json.dumps(tree)
 
 
-def total_steps(config: Resolved, num_rows: int) -> int:
-    """Steps of the whole run."""
-    batches = num_rows // config["data.train_batch_size"]
-    return config["trainer.total_training_steps"] or config["trainer.total_epochs"] * batches
-
-
 def _options(config: Resolved, part: str) -> dataset.Options:
     return dataset.Options(
         prompt_key=config["data.prompt_key"],
@@ -145,6 +128,7 @@ def _options(config: Resolved, part: str) -> dataset.Options:
         filter_overlong_prompts=config["data.filter_overlong_prompts"],
         max_samples=config[f"data.{part}_max_samples"],
         template_kwargs=config["data.apply_chat_template_kwargs"],
+        keep_messages=config["reward.reward_model.enable"],
     )
 
 

@@ -90,8 +90,9 @@ def _train(config: Resolved, inputs: run_inputs.Inputs, core: Any, directory: Pa
     from banyan.trainer.host import Host
     from banyan.trainer.interrupt import Interrupt
 
-    total_steps = run_inputs.total_steps(config, len(inputs.train))
-    log = RunLog(directory, config["trainer.logger"], total_steps)
+    core = core or extension.load()
+    core_config = run_inputs.core_config(config, inputs)
+    log = RunLog(directory, config["trainer.logger"], core.total_steps(core_config))
     outcome: dict[str, Any] = {}
     report = None
     with (
@@ -101,11 +102,10 @@ def _train(config: Resolved, inputs: run_inputs.Inputs, core: Any, directory: Pa
         rewards.check_data_sources(inputs.data_sources())
         for line in [*config.notes, *inputs.notes]:
             log.say(line)
-        core = core or extension.load()
         algo_functions.register(core, config, algo_functions.load(config))
         host = Host(config, inputs, rewards, log, lambda: interrupt.asked)
         try:
-            outcome = _run_core(core, run_inputs.core_config(config, inputs), host)
+            outcome = _run_core(core, core_config, host)
         finally:
             log.console.close()
             report = _write_report(directory, config, log.say, outcome)
