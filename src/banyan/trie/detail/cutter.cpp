@@ -6,16 +6,13 @@
 #include <algorithm>
 #include <deque>
 #include <limits>
-#include <tuple>
 
 #include "banyan/core/error.h"
-#include "banyan/trie/detail/cut_states.h"
+#include "banyan/trie/detail/chain_options.h"
+#include "banyan/trie/detail/state_table.h"
 
 namespace banyan::trie::detail {
 namespace {
-
-// Distinct amounts of retained tokens kept per node; others are rounded up to one of these.
-constexpr size_t kMaxStates = 12;
 
 // The cheapest way from sample `at` to the end of a state's interval.
 struct Step {
@@ -23,20 +20,8 @@ struct Step {
   int32_t next = 0;     // first sample of the following step
   int32_t option = -1;  // into the options, or -1: closed block [at, next)
   int32_t joined = -1;  // the option's last block also takes samples up to here (= next)
-  int32_t way = 0;      // which way the last state below the option goes (CutState::best)
+  int32_t way = 0;      // which way the last state below the option goes (Asked::best)
   Stretch stretch;      // this step and all that follow
-};
-
-// Everything asked of one state: from which samples on, and the cheapest ways, by itself and if the
-// last block counts by its fill only.
-struct Asked {
-  int32_t first = 0;
-  Stretch best[2] = {};
-};
-
-struct Priced {
-  CutState state;  // first: the smallest of all asked
-  std::vector<Asked> asked;
 };
 
 class Cutter {
@@ -45,16 +30,17 @@ class Cutter {
       : tree_(tree),
         prices_(options.cost, tree),
         lister_(tree, options, prices_),
-        states_(tree.nodes().size()),
+        table_(tree.nodes().size()),
         step_of_(tree.num_samples() + 1, 0) {}
 
   CutList run() {
     request_states();
-    for (size_t v = states_.size(); v > 0; --v) {
+    for (auto v = static_cast<int32_t>(tree_.nodes().size()) - 1; v >= 0; --v) {
       // Deeper cuts inside the chain first: they are what shallower ones ask for.
-      for (size_t i = states_[v - 1].size(); i > 0; --i) price(states_[v - 1][i - 1]);
+      auto& states = table_.of(v);
+      std::for_each(states.rbegin(), states.rend(), [&](Priced& priced) { price(priced); });
     }
-    result_.cost = states_[0][0].asked[0].best[0].cost;
+    result_.cost = table_.of(0)[0].asked[0].best[0].cost;
     BANYAN_ASSERT(result_.cost < kNever, "cut: no way");
     collect();
     return std::move(result_);
@@ -69,96 +55,24 @@ class Cutter {
     return lister_.fits(tree_.tokens(first, last) - state.depth, last - first, state.retained);
   }
 
-  static auto key(const CutState& s) { return std::make_tuple(s.depth, s.retained, s.first); }
-
-  // Groups what was asked of node v at depths above `depth` (the others are done) into states,
-  // rounding retained tokens up where there are too many amounts.
-  void settle(int32_t v, int32_t depth) {
-    auto& wanted = requests_[v];
-    std::sort(wanted.begin(), wanted.end(), [](const CutState& a, const CutState& b) {
-      return key(a) < key(b);
-    });
-    const auto equal = [](const CutState& a, const CutState& b) { return key(a) == key(b); };
-    wanted.erase(std::unique(wanted.begin(), wanted.end(), equal), wanted.end());
-    auto& states = states_[v];
-    while (!states.empty() && states.back().state.depth > depth) states.pop_back();
-    for (size_t begin = 0; begin < wanted.size();) {
-      size_t end = begin;
-      std::vector<int64_t> amounts;
-      for (; end < wanted.size() && wanted[end].depth == wanted[begin].depth; ++end) {
-        const int64_t amount = wanted[end].retained;
-        if (amounts.empty() || amounts.back() != amount) amounts.push_back(amount);
-      }
-      if (wanted[begin].depth > depth) group(v, begin, end, amounts);
-      begin = end;
-    }
-  }
-
-  // Appends the states of requests [begin, end) of node v, all of one depth.
-  void group(int32_t v, size_t begin, size_t end, const std::vector<int64_t>& amounts) {
-    const auto& wanted = requests_[v];
-    const size_t count = std::min(amounts.size(), kMaxStates);
-    for (size_t i = 1; i <= count; ++i) {
-      const int64_t amount = amounts[amounts.size() * i / count - 1];
-      Priced& priced = states_[v].emplace_back();
-      priced.state = {v, wanted[begin].depth, amount, tree_.num_samples()};
-      for (; begin < end && wanted[begin].retained <= amount; ++begin) {
-        priced.asked.push_back({wanted[begin].first, {}});
-        priced.state.first = std::min(priced.state.first, wanted[begin].first);
-      }
-      auto& asked = priced.asked;
-      std::sort(asked.begin(), asked.end(), [](const Asked& a, const Asked& b) {
-        return a.first < b.first;
-      });
-      const auto equal = [](const Asked& a, const Asked& b) { return a.first == b.first; };
-      asked.erase(std::unique(asked.begin(), asked.end(), equal), asked.end());
-    }
-  }
-
   void request_states() {
-    requests_.resize(states_.size());
-    requests_[0].push_back({});
-    for (int32_t v = 0; v < static_cast<int32_t>(states_.size()); ++v) {
-      settle(v, -1);
+    table_.request({});
+    for (int32_t v = 0; v < static_cast<int32_t>(tree_.nodes().size()); ++v) {
+      table_.settle(v, -1);
       // A state may ask for deeper ones of the same node.
-      for (size_t i = 0; i < states_[v].size(); ++i) {
-        const CutState state = states_[v][i].state;
-        if (state.first == last_of(state) || whole_fits(state, state.first, last_of(state))) {
-          continue;
-        }
+      for (size_t i = 0; i < table_.of(v).size(); ++i) {
+        const CutState state = table_.of(v)[i].state;
+        const int32_t last = last_of(state);
+        if (state.first == last || whole_fits(state, state.first, last)) continue;
         lister_.list(state, options_, holes_);
-        const size_t before = requests_[v].size();
+        const size_t before = table_.num_requests(v);
         for (const ChainOption& option : options_) {
-          lister_.for_each_below(
-              state, option, [&](const CutState& s) { requests_[s.node].push_back(s); });
+          lister_.for_each_below(state, option, [&](const CutState& s) { table_.request(s); });
         }
-        if (requests_[v].size() > before) settle(v, state.depth);
+        if (table_.num_requests(v) > before) table_.settle(v, state.depth);
       }
-      requests_[v] = {};
+      table_.forget_requests(v);
     }
-  }
-
-  // The priced state that stands for `wanted`: the same or the next larger amount retained.
-  const Priced& state_at(const CutState& wanted) const {
-    const auto& states = states_[wanted.node];
-    const auto at = std::lower_bound(
-        states.begin(), states.end(), wanted, [](const Priced& a, const CutState& b) {
-          return std::make_pair(a.state.depth, a.state.retained) <
-                 std::make_pair(b.depth, b.retained);
-        });
-    BANYAN_ASSERT(at != states.end() && at->state.depth == wanted.depth,
-                  "cut: a state that nobody asked for");
-    return *at;
-  }
-
-  const Asked& answer(const CutState& wanted) const {
-    const auto& asked = state_at(wanted).asked;
-    const auto at = std::lower_bound(
-        asked.begin(), asked.end(), wanted.first, [](const Asked& a, int32_t first) {
-          return a.first < first;
-        });
-    BANYAN_ASSERT(at != asked.end() && at->first == wanted.first, "cut: a sample nobody asked for");
-    return *at;
   }
 
   // What a block that starts at sample `at` costs beside its own tokens.
@@ -181,6 +95,7 @@ class Cutter {
     const CutState& state = priced.state;
     const int32_t last = last_of(state);
     const bool fits = state.first == last || whole_fits(state, state.first, last);
+    if (!fits) list(state);
     for (int32_t way = 0; way < 2; ++way) {
       if (!fits) walk(state, way);
       for (Asked& asked : priced.asked) {
@@ -190,9 +105,12 @@ class Cutter {
           best = closed(state, asked.first);
           continue;
         }
-        const Step& step = steps_[step_of_[asked.first]];
-        best = step.stretch;
-        if (step.at != asked.first) best.cost = kNever;  // inside a hole
+        const int32_t step = step_at(asked.first);
+        if (step < 0) {
+          best.cost = kNever;  // inside a hole
+          continue;
+        }
+        best = steps_[step].stretch;
         if (way == 1) best.cost += discount(best, last);
       }
     }
@@ -208,14 +126,24 @@ class Cutter {
     return one;
   }
 
-  // Fills steps_ from the end of the interval to its first sample.
-  void walk(const CutState& state, int32_t way) {
-    const int32_t last = last_of(state);
-    std::fill(step_of_.begin() + state.first, step_of_.begin() + last + 1, 0);
+  // Options and holes of the state, from the back to the front.
+  void list(const CutState& state) {
     lister_.list(state, options_, holes_);
     const auto later = [](const auto& a, const auto& b) { return a.first > b.first; };
     std::stable_sort(options_.begin(), options_.end(), later);
     std::sort(holes_.begin(), holes_.end(), later);
+  }
+
+  // The step of this walk that begins at `sample`, or -1.
+  int32_t step_at(int32_t sample) const {
+    const int32_t step = step_of_[sample];
+    const bool valid = step < static_cast<int32_t>(steps_.size()) && steps_[step].at == sample;
+    return valid ? step : -1;
+  }
+
+  // Fills steps_ from the end of the interval to its first sample. Needs list(state).
+  void walk(const CutState& state, int32_t way) {
+    const int32_t last = last_of(state);
     steps_.assign(1, Step());
     steps_[0].at = steps_[0].next = last;
     step_of_[last] = 0;
@@ -274,7 +202,7 @@ class Cutter {
     through[1] = through[0];
     const int32_t natural = lister_.for_each_below(state, option, [&](const CutState& s) {
       if (s.first == last_of(s)) return;
-      const Asked& below = answer(s);
+      const Asked& below = table_.answer(s);
       const double so_far = through[0].cost;
       for (int32_t w = 0; w < 2; ++w) {
         through[w] = below.best[w];
@@ -282,7 +210,7 @@ class Cutter {
       }
     });
     for (int32_t w = 0; w < 2; ++w) {
-      const int32_t after = step_of_[natural];
+      const int32_t after = step_at(natural);
       const int32_t joined = join(through[w], after);
       for (const int32_t end : {after, joined}) {
         double cost = through[w].cost + steps_[end].stretch.cost;
@@ -317,24 +245,21 @@ class Cutter {
   }
 
   void emit_chain(const CutState& state, const ChainOption& option) {
-    int32_t ended = option.first;
     const auto add = [&](int32_t carried, int64_t tokens, CarryPolicy policy) {
       CutBlock block;
       block.sample = option.first;
-      block.last = tree_.nodes()[option.node].last;
       block.carried = carried;
       block.tokens = tokens;
       block.retained = state.retained;
       block.open = true;
       block.policy = policy;
-      for (; tree_.length(ended) <= carried + tokens; ++ended) ++block.num_ends;
       result_.blocks.push_back(block);
     };
     const int64_t room = lister_.capacity(state.retained);
-    const int64_t pieces = (option.recomputed + room - 1) / room;
+    const int64_t pieces = num_pieces(option.recomputed, room);
     for (int64_t m = 0; m < pieces; ++m) {
-      const int64_t begin = m * option.recomputed / pieces;
-      const int64_t end = (m + 1) * option.recomputed / pieces;
+      const int64_t begin = piece_begin(option.recomputed, pieces, m);
+      const int64_t end = piece_begin(option.recomputed, pieces, m + 1);
       add(static_cast<int32_t>(state.depth + begin), end - begin, CarryPolicy::kRecompute);
     }
     if (option.retained > 0) {
@@ -348,21 +273,17 @@ class Cutter {
   void emit_closed(const CutState& state, int32_t first, int32_t last) {
     CutBlock block;
     block.sample = first;
-    block.last = last;
     block.carried = state.depth;
     block.tokens = tree_.tokens(first, last) - state.depth;
     block.retained = state.retained;
-    block.num_ends = last - first;
     if (!lister_.may_copy() && tree_.shared(first) > state.depth) ++result_.forced;
     result_.blocks.push_back(block);
   }
 
   void join_last(int32_t last) {
     CutBlock& block = result_.blocks.back();
-    BANYAN_ASSERT(!block.open && block.last < last, "cut: nothing to join");
-    block.last = last;
+    BANYAN_ASSERT(!block.open, "cut: nothing to join");
     block.tokens = tree_.tokens(block.sample, last) - block.carried;
-    block.num_ends = last - block.sample;
   }
 
   // Part of the plan that is still to be written out.
@@ -378,7 +299,7 @@ class Cutter {
   // Walks the cheapest choices depth first.
   void collect() {
     visits_.assign(1, Visit());
-    visits_.back().state = states_[0][0].state;
+    visits_.back().state = table_.of(0)[0].state;
     while (!visits_.empty()) {
       const Visit now = visits_.back();
       visits_.pop_back();
@@ -412,7 +333,7 @@ class Cutter {
     lister_.for_each_below(chain.state, option, [&](const CutState& s) {
       if (s.first == last_of(s)) return;
       visits_.emplace_back();
-      visits_.back().state = state_at(s).state;
+      visits_.back().state = table_.at(s).state;
       visits_.back().first = s.first;
     });
     if (visits_.size() > size) visits_.back().way = chain.step.way;
@@ -426,12 +347,13 @@ class Cutter {
       emit_closed(state, now.first, last);
       return;
     }
+    list(state);
     walk(state, now.way);
     const size_t size = visits_.size();
     for (int32_t at = now.first; at < last;) {
       Visit visit;
       visit.state = state;
-      visit.step = steps_[step_of_[at]];
+      visit.step = steps_[step_at(at)];
       visit.kind = visit.step.option < 0 ? Visit::Kind::kClosed : Visit::Kind::kChain;
       if (visit.step.option >= 0) visit.option = options_[visit.step.option];
       visits_.push_back(visit);
@@ -447,8 +369,7 @@ class Cutter {
   const ForkTree& tree_;
   const Prices prices_;
   ChainLister lister_;
-  std::vector<std::vector<CutState>> requests_;  // per node
-  std::vector<std::vector<Priced>> states_;      // per node, ascending (depth, retained)
+  StateTable table_;
   CutList result_;
   std::vector<Visit> visits_;
 

@@ -5,12 +5,14 @@
 // above a place is one *state*: node v whose chain is carried down to depth c, and R retained
 // tokens that are alive meanwhile. The samples behind it are then an interval, and suffix by suffix
 //   h(j) = min of  block + copy of [c, shared(j)) + h(i)     closed run [j, i) within budget - R
-//                  chain to fork w + g(w, R') + h(last(w))   w below v, its subtree too big to
-//                  close
-// with g(v, c, R) = h(first). A chain is retained (R' = R + its length), recomputed (R' = R), split
-// into both, or not made at all: then every closed run below copies it (replay). Sums of h run over
-// the samples outside big subtrees only, states are few per node, so the work is
-// O(samples x levels x states).
+//                  chain to fork w + g(w, R') + h(last(w))   w below v, too big for one block
+// with g = h at the first sample of the state (w, R'). A chain is retained (R' = R + its length),
+// recomputed (R' = R), split into both, or not made at all: then every closed run below copies it
+// (replay). Forks that a chain passes may take their trunk from it as well (chain_options.h). The
+// closed block at the end of g may also take samples that follow it higher up; since it pays to end
+// with a small block then, every state knows two ways: the cheapest, and the cheapest if its last
+// block counts by its fill. h runs over samples outside big subtrees far below only, and states are
+// few per node, so the work is O(samples x levels x states).
 #pragma once
 
 #include <cstdint>
@@ -24,11 +26,9 @@ namespace banyan::trie::detail {
 // One block in the packed order of the trie it belongs to.
 struct CutBlock {
   int32_t sample = 0;    // first sample of the order whose tokens it holds
-  int32_t last = 0;      // one behind its last sample (of an open block: of its subtree)
   int32_t carried = 0;   // depth from which on it computes that sample's tokens
   int64_t tokens = 0;    // own ones
   int64_t retained = 0;  // tokens of retained blocks above it
-  int64_t num_ends = 0;  // samples that end in it
   bool open = false;
   CarryPolicy policy = CarryPolicy::kRetain;  // of an open block
 };

@@ -77,7 +77,6 @@ CutList cut_forward(const ForkTree& tree, const PlanOptions& options) {
     block.sample = places[from[p]].sample;
     block.carried = places[from[p]].depth;
     block.tokens = places[p].token - places[from[p]].token;
-    block.num_ends = places[p].sample - places[from[p]].sample;
     list.blocks.push_back(block);
   }
   std::reverse(list.blocks.begin(), list.blocks.end());

@@ -77,10 +77,9 @@ class Search {
 
   void close(CutBlock block, double cost, Stack stack) {
     for (int32_t last = block.sample + 1; last <= tree_.num_samples(); ++last) {
-      block.last = last;
       block.tokens = tree_.tokens(block.sample, last) - block.carried;
-      block.num_ends = last - block.sample;
-      if (block.tokens + block.retained > limits_.tokens || block.num_ends > limits_.samples) break;
+      if (block.tokens + block.retained > limits_.tokens) return;
+      if (last - block.sample > limits_.samples) return;
       blocks_.push_back(block);
       next_block(last, cost, stack, /*fresh=*/false);
       blocks_.pop_back();
@@ -96,10 +95,9 @@ class Search {
       ++next;
       if (next < tree_.num_samples() && tree_.shared(next) < tree_.length(next - 1)) return;
     }
-    block.num_ends = next - block.sample;
     const bool leads_on =
         next < tree_.num_samples() && (next == block.sample || tree_.shared(next) >= end);
-    if (!leads_on || block.num_ends > limits_.samples) return;
+    if (!leads_on || next - block.sample > limits_.samples) return;
     block.open = true;
     for (const bool retained : {true, false}) {
       block.policy = retained ? CarryPolicy::kRetain : CarryPolicy::kRecompute;
