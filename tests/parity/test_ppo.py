@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import oracle
 import pytest
 import torch
-from models import write_model
+from models import CONFIGS, write_model
 from safetensors.torch import load_file
 from test_gradients import config_json, dense_loss, random_batch
-from test_step import run
+from test_step import Host, run
 
 from banyan import _C
 
@@ -256,3 +257,37 @@ def test_a_number_and_a_tensor_of_it_are_one_advantage(tmp_path):
         weights, config, trajectories, advantages, None, None, json.loads(text)
     ).item()
     assert plain == pytest.approx(dense, rel=1e-10)
+
+
+def test_a_reward_model_of_transformers_scores_at_the_last_token(tmp_path):
+    from transformers import LlamaForSequenceClassification
+
+    _, path = write_model("llama", tmp_path)
+    torch.manual_seed(8)
+    config = copy.deepcopy(CONFIGS["llama"])
+    config.num_labels = 1
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path / "rm")
+    wanted = LlamaForSequenceClassification.from_pretrained(tmp_path / "rm").eval()
+    seen = []
+    submit = Host.submit
+
+    def watch(self, trajectory, validation):
+        seen.append(trajectory)
+        submit(self, trajectory, validation)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Host, "submit", watch)
+        patch.setattr(Host, "reward_model_tokens", lambda *_: None, raising=False)
+        run(
+            path,
+            tmp_path / "run",
+            **{
+                "reward.reward_model.enable": "true",
+                "reward.reward_model.model_path": str(tmp_path / "rm"),
+            },
+        )
+    assert len(seen) == 16
+    for t in seen:
+        with torch.no_grad():
+            number = wanted(torch.tensor([t["prompt"] + t["response"]])).logits.item()
+        assert t["reward_model_score"] == pytest.approx(number, abs=1e-5)
