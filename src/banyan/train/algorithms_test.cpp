@@ -12,6 +12,7 @@
 #include "banyan/io/safetensors.h"
 #include "banyan/testing/fake_host.h"
 #include "banyan/testing/tiny_run.h"
+#include "banyan/train/advantage_stage.h"
 #include "banyan/train/critic.h"
 #include "banyan/train/trainer.h"
 
@@ -429,6 +430,51 @@ TEST(RewardModel, ScoresEveryResponseAtItsLastToken) {
               1e-12);
   run.config.reward_model.model_path = run.config.model.path;
   EXPECT_NE(refusal_of(run, lucky_share).find("without one"), std::string::npos);
+}
+
+// Two assistant turns with an observation between them and one at the end (T22, T24, T42).
+TEST(MultiTurn, RewardsAndAdvantagesCoverThePolicysTokensAlone) {
+  TinyRun run("multi-turn");
+  run.config.algorithm.adv_estimator = "gae";
+  run.config.algorithm.gamma = 0.9;
+  run.config.algorithm.rollout_correction.rollout_rs = "token_k1";
+  run.config.algorithm.rollout_correction.rollout_rs_threshold = "2.0";
+  Batch batch;
+  for (int32_t index = 0; index < 2; ++index) {
+    Trajectory trajectory;
+    trajectory.index = index;
+    trajectory.prompt = {5, 6};
+    trajectory.response = {7, 8, 90, 91, 9, 92};
+    trajectory.response_mask = {1, 1, 0, 0, 1, 0};
+    trajectory.rollout_log_probs = {-1.0f, -1.0f, 0.0f, 0.0f, -1.0f, 0.0f};
+    batch.trajectories.push_back(trajectory);
+    Score score;
+    score.index = index;
+    score.value = 1.0 + index;
+    batch.scores.push_back(score);
+  }
+  const at::Tensor values = token_lists({{0.5, 0.25, 0.125}})[0];
+  batch.value = {values, values};
+  // The third token of the second sample is far from what the rollout gave it.
+  batch.old_log_prob = token_lists({{-1.0, -1.0, -1.0}, {-1.0, -1.0, 4.0}});
+  set_advantages(run.config, 1, nullptr, batch);
+
+  EXPECT_EQ(per_token(batch, batch.token_reward),
+            (algo::PerToken{{0.0, 0.0, 1.0}, {0.0, 0.0, 2.0}}));
+  // lam = 1: the return is the discounted score, as if the observations were not there.
+  const algo::PerToken returns = per_token(batch, batch.returns);
+  EXPECT_NEAR(returns[1][0], 0.9 * 0.9 * 2.0, 1e-12);
+  EXPECT_NEAR(returns[1][2], 2.0, 1e-12);
+  // Rejection leaves the advantages and takes the token out of the loss.
+  EXPECT_EQ(per_token(batch, batch.keep), (algo::PerToken{{1.0, 1.0, 1.0}, {1.0, 1.0, 0.0}}));
+  EXPECT_NE(per_token(batch, batch.advantage)[1][2], 0.0);
+  EXPECT_EQ(batch.num_kept(1), 2);
+  const Sample sample = samples_of(batch, {1})[0];
+  EXPECT_EQ(sample.tokens, (std::vector<int32_t>{5, 6, 7, 8, 90, 91, 9, 92}));
+  EXPECT_EQ(sample.scored, (std::vector<uint8_t>{0, 0, 1, 1, 0, 0, 1, 0}));
+  // A sample of which nothing is left is no part of a mini-batch.
+  batch.keep[0].zero_();
+  EXPECT_EQ(mini_batches({.size = 2}, batch, 1)[0].samples, (std::vector<int64_t>{1}));
 }
 
 TEST(Sharing, AutoDecidesOncePerBatch) {

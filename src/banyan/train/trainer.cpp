@@ -139,8 +139,10 @@ class Run {
 
   void finish(StepResult& result) {
     Metrics metrics = step_metrics(config_, result, step_);
-    for (const CriticUpdate& update : result.critic_updates) note_update(update);
-    for (const UpdateResult& update : result.updates) note_update(update);
+    for (const CriticUpdate& update : result.critic_updates) {
+      note_update(update, critic_skipped_in_a_row_);
+    }
+    for (const UpdateResult& update : result.updates) note_update(update, skipped_in_a_row_);
     note_sharing(result.share);
     host_.on_samples(step_, /*validation=*/false, result.batch.trajectories, result.batch.scores);
     const bool last = step_ == num_steps_;
@@ -155,20 +157,20 @@ class Run {
       metrics["timing_s/testing"] = clock.lap();
     }
     host_.log(step_, metrics);
-    BANYAN_CHECK(skipped_in_a_row_ < config_.max_nonfinite_steps,
+    const int64_t skipped = std::max(skipped_in_a_row_, critic_skipped_in_a_row_);
+    BANYAN_CHECK(skipped < config_.max_nonfinite_steps,
                  "[update] ",
-                 skipped_in_a_row_,
+                 skipped,
                  " updates in a row had a non-finite loss or gradient norm "
                  "(banyan.max_nonfinite_steps=",
                  config_.max_nonfinite_steps,
                  "); the weights are those of the last finite one");
   }
 
-  // A skipped update of either model counts: the step did not learn what it should.
   template <typename Update>
-  void note_update(const Update& update) {
+  void note_update(const Update& update, int64_t& skipped_in_a_row) {
     for (const std::string& warning : update.warnings) host_.say(warning);
-    skipped_in_a_row_ = update.skipped ? skipped_in_a_row_ + 1 : 0;
+    skipped_in_a_row = update.skipped ? skipped_in_a_row + 1 : 0;
   }
 
   // Said when sharing.mode=auto decides otherwise than before.
@@ -220,7 +222,8 @@ class Run {
   int64_t num_steps_ = 0;
   int64_t step_ = 0;
   int64_t saved_step_ = -1;
-  int64_t skipped_in_a_row_ = 0;
+  int64_t skipped_in_a_row_ = 0;  // of the actor
+  int64_t critic_skipped_in_a_row_ = 0;
   optim::ScheduleOptions schedule_;
   std::unique_ptr<models::CausalLM> actor_;
   std::unique_ptr<optim::AdamW> optimizer_;
