@@ -29,7 +29,7 @@ rollout::SamplingParams sampling_params(const py::dict& from) {
   params.top_p = get_or(from, "top_p", params.top_p);
   params.top_k = get_or(from, "top_k", params.top_k);
   params.max_tokens = get_or(from, "max_tokens", params.max_tokens);
-  params.stop_ids = get_or(from, "stop_ids", params.stop_ids);
+  params.eos_ids = get_or(from, "eos_ids", params.eos_ids);
   params.ignore_eos = get_or(from, "ignore_eos", params.ignore_eos);
   params.seed = get_or(from, "seed", params.seed);
   params.step = get_or(from, "step", params.step);

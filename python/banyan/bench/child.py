@@ -56,7 +56,7 @@ def config_json(spec: dict[str, Any], num_steps: int, folder: str) -> str:
     tree = json.loads(json.dumps(config.tree))
     tree["_shell"] = {
         "num_train_rows": len(prompts),
-        "stop_ids": Chat(Path(spec["model"])).stop_ids(),
+        "eos_ids": Chat(Path(spec["model"])).stop_ids(),
         "model_dir": str(spec["model"]),
     }
     return json.dumps(tree)

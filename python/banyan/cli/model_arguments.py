@@ -84,7 +84,7 @@ def generate(
         "top_p": args.top_p,
         "top_k": args.top_k,
         "max_tokens": args.max_tokens,
-        "stop_ids": chat.stop_ids(),
+        "eos_ids": chat.stop_ids(),
         "seed": args.seed,
     }
     found: list[list[dict[str, Any]]] = [[] for _ in prompts]

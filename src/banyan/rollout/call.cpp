@@ -20,7 +20,7 @@ Call::Call(models::CausalLM& model,
       scheduler_({.max_num_seqs = options.max_num_seqs,
                   .max_num_batched_tokens = options.max_num_batched_tokens,
                   .chunked_prefill = options.enable_chunked_prefill,
-                  .expected_percent = params.ignore_eos || params.stop_ids.empty() ? 100 : 70},
+                  .expected_percent = params.ignore_eos || params.eos_ids.empty() ? 100 : 70},
                  pages_,
                  tree_,
                  groups_),
@@ -96,7 +96,7 @@ void Call::take(int32_t group_index, int32_t child, const Drawn& drawn) {
   }
   ++stats_.response_tokens;
   const Group& group = groups_[group_index];
-  const auto& stops = params_.stop_ids;
+  const auto& stops = params_.eos_ids;
   if (!params_.ignore_eos && std::find(stops.begin(), stops.end(), drawn.token) != stops.end()) {
     finish(group_index, child, FinishReason::kStop);
   } else if (static_cast<int32_t>(group.sequences[child].response.size()) == group.max_new) {

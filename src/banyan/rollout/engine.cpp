@@ -53,7 +53,8 @@ int64_t pages_wanted(const std::vector<Group>& groups, bool share, int32_t max_n
 
 class Engine::Impl {
  public:
-  Impl(models::CausalLM& model, const EngineOptions& options) : model_(model), options_(options) {
+  Impl(models::CausalLM& model, const EngineOptions& options, std::vector<std::string> token_bytes)
+      : model_(model), options_(options), token_bytes_(std::move(token_bytes)) {
     check_options(options);
     max_len_ = model.shape().max_positions;
     if (options.max_model_len > 0) max_len_ = std::min(max_len_, options.max_model_len);
@@ -73,13 +74,19 @@ class Engine::Impl {
 
   models::CausalLM& model_;
   EngineOptions options_;
+  std::vector<std::string> token_bytes_;
   int64_t max_len_ = 0;
 };
 
-Engine::Engine(models::CausalLM& model, const EngineOptions& options)
-    : impl_(std::make_unique<Impl>(model, options)) {}
+Engine::Engine(models::CausalLM& model,
+               const EngineOptions& options,
+               std::vector<std::string> token_bytes)
+    : impl_(std::make_unique<Impl>(model, options, std::move(token_bytes))) {}
 
 Engine::~Engine() = default;
+
+// Pool and tree die with the call, so nothing of the old weights is left.
+void Engine::weights_changed(int64_t) {}
 
 GenerateStats Engine::generate(const std::vector<Prompt>& prompts,
                                const SamplingParams& params,

@@ -1,35 +1,27 @@
-// The rollout engine: prompts in, trajectories out. One KV copy per trunk (the prompt of a group,
-// and the longest prefix that prompts of one call share), copy-on-write tails, continuous batching
-// with chunked prefill, counter-based sampling. It reads the trainer's packed weights; there is no
-// copy.
+// The rollout engine: requests in, tokens out. One KV copy per trunk (the prompt of a group, and
+// every prefix that requests share), copy-on-write tails, continuous batching with chunked prefill,
+// counter-based sampling. It reads the trainer's packed weights; there is no copy.
+//
+// Two ways to use it. A trainer calls generate() and waits. A server calls start() and submit(); a
+// thread of the engine's runs the passes and drain() fetches what came out. Both go through the
+// same schedule.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
-#include "banyan/core/sample.h"
 #include "banyan/models/causal_lm.h"
+#include "banyan/rollout/event.h"
+#include "banyan/rollout/generator.h"
+#include "banyan/rollout/request.h"
 
 namespace banyan::rollout {
 
-struct SamplingParams {
-  double temperature = 1.0;       // < 1e-5 is greedy
-  double top_p = 1.0;             // (0, 1]
-  int32_t top_k = -1;             // -1 or 0: off
-  int32_t max_tokens = 0;         // new tokens, >= 1
-  std::vector<int32_t> stop_ids;  // EOS and others: the token is kept and ends the response
-  bool ignore_eos = false;        // stop_ids are not looked at
-  uint64_t seed = 0;
-  uint64_t step = 0;  // part of the noise key
-};
-
-struct Prompt {
-  int64_t row = 0;              // part of the noise key; trajectories carry it
-  std::vector<int32_t> tokens;  // at least one
-  int32_t n = 1;                // responses
-};
+enum class SchedulingPolicy : uint8_t { kGroup, kFcfs, kPriority };
 
 struct EngineOptions {
   int32_t max_num_seqs = 256;             // running sequences
@@ -39,35 +31,104 @@ struct EngineOptions {
   int64_t max_model_len = 0;              // prompt + response; 0, or more than it has: the model's
   bool share_prefix = true;               // false: every sequence prefills its own prompt
   bool enable_chunked_prefill = true;
+  int32_t long_prefill_token_threshold = 0;  // most tokens of one prompt in a pass; 0: the pass
+  int32_t prefill_schedule_interval = 1;     // prompts are computed every so many passes
+  double watermark = 0.0;                    // share of the pages kept free at admission
+  double schedule_conservativeness = 1.0;    // times the expected length of a response
+  SchedulingPolicy policy = SchedulingPolicy::kGroup;
+  int32_t max_num_queued_reqs = 0;    // requests waiting; 0: any
+  int64_t max_num_queued_tokens = 0;  // prompt tokens waiting; 0: any
+  bool grouped_attention = true;  // one pass over a trunk's pages for all siblings, where that pays
+  bool keep_pool = false;         // false: the pool's memory is given back at the end of generate()
 };
 
-struct GenerateStats {
-  int64_t logical_prompt_tokens = 0;   // prompt tokens of all sequences
-  int64_t computed_prompt_tokens = 0;  // prompt tokens that went through the model
-  int64_t response_tokens = 0;
-  int64_t num_passes = 0;  // forward passes
-  int64_t num_preemptions = 0;
-  double seconds = 0.0;
+enum class PauseMode : uint8_t {
+  kAbort,    // what runs is returned as it is; new requests are refused until resume
+  kWait,     // what runs ends; new requests are refused
+  kKeep,     // what runs is frozen with its KV; new requests wait
+  kRetract,  // what runs is put back in the queue without KV; new requests wait
 };
 
-// Called on the generating thread as each trajectory ends.
-using OnFinished = std::function<void(Trajectory&&)>;
+enum class EngineState : uint8_t { kStopped, kRunning, kPausing, kPaused, kAsleep };
 
-class Engine {
+// Figures since start(), and of this moment.
+struct EngineStats {
+  EngineState state = EngineState::kStopped;
+  int32_t running = 0;  // sequences
+  int32_t waiting = 0;
+  int32_t groups_running = 0;
+  int32_t num_pages = 0;
+  int32_t used_pages = 0;    // held by what runs
+  int32_t cached_pages = 0;  // held by nobody, kept for later prompts
+  int64_t weight_epoch = 0;
+  std::string weight_version;
+  bool weights_missing = false;
+  // counters by name: prompt_tokens, prompt_tokens_cached, generation_tokens, preemptions,
+  // admission_rejections, prefix_cache_queries, prefix_cache_hits, sibling_shared_tokens, passes,
+  // pass_tokens, spilled_pages, ...
+  std::map<std::string, int64_t> counters;
+  std::map<std::string, double>
+      seconds;  // of the parts of a pass: schedule, forward, head, sample, deliver
+};
+
+class Engine final : public Generator {
  public:
-  // `model` is borrowed and must outlive the engine.
-  Engine(models::CausalLM& model, const EngineOptions& options);
-  ~Engine();
+  // `model` is borrowed and must outlive the engine. `token_bytes`: the bytes of every token id,
+  // for stop strings; empty: requests with stop strings are refused.
+  Engine(models::CausalLM& model,
+         const EngineOptions& options,
+         std::vector<std::string> token_bytes = {});
+  ~Engine() override;
 
-  // Generates every response of every prompt; returns when all have ended. Throws [rollout] before
-  // any work for a parameter out of range, an empty prompt, a token outside the vocabulary, a
-  // prompt that leaves no room for a token, or a group that can never fit in the pool.
-  // `should_stop` is asked between passes; true ends the call, unfinished trajectories come back
-  // with FinishReason::kAbort.
+  // --- for a trainer ---
+  // Refused (409) while start() is in force.
   GenerateStats generate(const std::vector<Prompt>& prompts,
                          const SamplingParams& params,
                          const OnFinished& on_finished,
-                         const std::function<bool()>& should_stop = nullptr);
+                         const std::function<bool()>& should_stop = nullptr) override;
+  void weights_changed(int64_t version) override;
+
+  // --- for a server: every call may come from any thread ---
+  void start();
+  // Aborts what is left, joins the thread. At most `timeout` seconds, then throws with what it
+  // waited for.
+  void stop(double timeout);
+  // Takes a request or throws RequestError. Returns its id.
+  std::string submit(Request request);
+  // Everything that came out since the last call, in order; never waits.
+  std::vector<Event> drain();
+  // Readable (eventfd on Linux, else a pipe) once per pass while drain() has something.
+  int event_fd() const;
+  // Returns partials with FinishReason::kAbort within one pass. Unknown ids are passed over; empty:
+  // all. The number of requests that were ended.
+  int32_t abort(const std::vector<std::string>& ids);
+
+  // --- control: one at a time; each is idempotent, and bounded by `timeout` seconds, after which
+  // it throws RequestError 503 that says whom it waited for ---
+  void pause(PauseMode mode, double timeout);
+  void resume();
+  // Level 0 stops scheduling, 1 gives the KV pool's memory back, 2 also drops the weights:
+  // generation is refused (409) until an update brought them. Bytes freed, measured; throws if less
+  // than 90 % of the plan came back.
+  int64_t sleep(int32_t level, PauseMode mode, double timeout);
+  // Tags: "weights", "kv_cache"; empty: all. What is still asleep.
+  std::vector<std::string> wake(const std::vector<std::string>& tags);
+  // Loads the safetensors of a directory into the model at a pass boundary: names, shapes and
+  // dtypes are verified before anything changes. The running pause state is restored. Running
+  // sequences: retracted (recomputed under the new weights) or, if `keep`, kept on old context and
+  // never published.
+  void update_weights_from_disk(const std::string& directory,
+                                const std::string& version,
+                                bool keep,
+                                double timeout);
+  // Sets the label of the present weights.
+  void set_weight_version(const std::string& version);
+  // Drops everything cached; with `retract_running`, of what runs too. Always succeeds.
+  void reset_prefix_cache(bool retract_running);
+  // SHA-256 of every parameter by its HF name.
+  std::map<std::string, std::string> weight_checksums();
+
+  EngineStats stats() const;
 
  private:
   class Impl;

@@ -132,7 +132,7 @@ TEST(Engine, OneAndTwoThreadsGiveTheSameBits) {
 TEST(Engine, ATinyPoolPreemptsAndChangesNothing) {
   const auto prompts = make_prompts(/*count=*/3, /*trunk=*/40, /*n=*/4);
   SamplingParams params = make_params(180);
-  params.stop_ids = {7};
+  params.eos_ids = {7};
   const Result base = generate(shared_model(), prompts, params);
   const auto& shape = shared_model().shape();
   const int64_t page = ops::KvPool::page_bytes(

@@ -41,12 +41,9 @@ void check_params(const SamplingParams& params, int64_t vocab) {
   BANYAN_CHECK(params.max_tokens >= 1,
                "[rollout] max_tokens: wanted >= 1 new token, got ",
                params.max_tokens);
-  for (const int32_t id : params.stop_ids) {
-    BANYAN_CHECK(id >= 0 && id < vocab,
-                 "[rollout] stop_ids: wanted token ids in [0, ",
-                 vocab,
-                 "), got ",
-                 id);
+  for (const int32_t id : params.eos_ids) {
+    BANYAN_CHECK(
+        id >= 0 && id < vocab, "[rollout] eos_ids: wanted token ids in [0, ", vocab, "), got ", id);
   }
 }
 

@@ -58,9 +58,9 @@ TEST(RequestCheck, SaysWhatIsWrong) {
                {},
                "[rollout] max_tokens: wanted >= 1 new token, got 0");
   expect_error(prompts,
-               with([](auto& p) { p.stop_ids = {2, 300}; }),
+               with([](auto& p) { p.eos_ids = {2, 300}; }),
                {},
-               "[rollout] stop_ids: wanted token ids in [0, 300), got 300");
+               "[rollout] eos_ids: wanted token ids in [0, 300), got 300");
   expect_error(prompt_with([](auto& p) { p.tokens.clear(); }),
                fine,
                {},

@@ -53,7 +53,7 @@ inline std::vector<Prompt> make_prompts(int32_t count, int32_t trunk, int32_t n)
 inline SamplingParams make_params(int32_t max_tokens) {
   SamplingParams params;
   params.max_tokens = max_tokens;
-  params.stop_ids = {7, 8, 9};
+  params.eos_ids = {7, 8, 9};
   params.seed = 5;
   params.step = 2;
   return params;

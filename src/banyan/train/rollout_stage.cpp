@@ -16,7 +16,7 @@ rollout::SamplingParams sampling_params(const Config& config, RolloutKind kind, 
   params.top_p = sampling.top_p;
   params.top_k = static_cast<int32_t>(sampling.top_k);
   params.max_tokens = static_cast<int32_t>(config.rollout.response_length);
-  params.stop_ids = config.stop_ids;
+  params.eos_ids = config.stop_ids;
   params.ignore_eos = config.rollout.ignore_eos;
   // Validation noise does not depend on the step, so that two validations differ by the weights
   // alone.
