@@ -13,6 +13,8 @@ const char* name_of(FinishReason finish) {
       return "length";
     case FinishReason::kAbort:
       return "abort";
+    case FinishReason::kRepetition:
+      return "repetition";
   }
   return "abort";
 }
@@ -20,8 +22,11 @@ const char* name_of(FinishReason finish) {
 FinishReason finish_from(const std::string& name) {
   if (name == "stop") return FinishReason::kStop;
   if (name == "length") return FinishReason::kLength;
-  BANYAN_CHECK(
-      name == "abort", "[trajectory] finish: wanted stop, length or abort, got '", name, "'");
+  if (name == "repetition") return FinishReason::kRepetition;
+  BANYAN_CHECK(name == "abort",
+               "[trajectory] finish: wanted stop, length, repetition or abort, got '",
+               name,
+               "'");
   return FinishReason::kAbort;
 }
 

@@ -18,7 +18,7 @@ struct Sample {
                                 // scored[0] is ignored (a first token has no source); empty = all
 };
 
-enum class FinishReason : uint8_t { kStop, kLength, kAbort };
+enum class FinishReason : uint8_t { kStop, kLength, kAbort, kRepetition };
 
 // One response of the rollout with all that training needs of it. All vectors are of the response's
 // length.

@@ -1,0 +1,69 @@
+// From hidden rows to tokens and their log-probabilities (rollout specification 3.2, 8.2): the
+// head, then each request by its own parameters. A token depends on its row, its response and its
+// noise alone, never on what else is in the batch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "banyan/core/rng.h"
+#include "banyan/models/causal_lm.h"
+#include "banyan/rollout/event.h"
+#include "banyan/rollout/sampling/response_state.h"
+
+namespace banyan::rollout {
+
+// One token to draw. Its noise is uniform(key, position), position being the token's own.
+struct DrawRequest {
+  int32_t row = 0;                          // of the hidden rows
+  const ResponseState* response = nullptr;  // not changed: append() is the caller's
+  NoiseKey key;                             // sampling/noise.h
+  uint64_t position = 0;
+};
+
+enum class DrawStatus : uint8_t {
+  kDrawn,
+  kNotFinite,    // NaN or infinity among the logits: the weights may have diverged
+  kNothingLeft,  // masks, bad words and grammar together bar every token
+};
+
+struct Drawn {
+  DrawStatus status = DrawStatus::kDrawn;
+  // log_softmax(z' / T)[token], T = 1 when greedy, z' the logits after masks and penalties: the
+  // bits of scoring (ops/edge_logprob.h) where there are none. processed = this - log_kept_mass.
+  float logprob = 0.0f;
+  TokenRecord record;  // its vectors are kept and refilled: swap rather than move them out
+};
+
+class TokenDrawer {
+ public:
+  // `model` is borrowed.
+  explicit TokenDrawer(models::CausalLM& model);
+  ~TokenDrawer();
+
+  // requests sorted by row, one or more for each row of hidden [B, E]; fills `drawn` in their
+  // order. A row that cannot be drawn from says so in its status and leaves the others alone.
+  void draw(const at::Tensor& hidden,
+            const std::vector<DrawRequest>& requests,
+            std::vector<Drawn>& drawn);
+
+  // Prompt log-probabilities: log_softmax(z) of row r at next[r], T = 1, no masks; out[r] is the
+  // token itself, the num_top likeliest and `ids`, as TokenRecord::top. hidden [R, E], next [R].
+  void score(const at::Tensor& hidden,
+             const std::vector<int32_t>& next,
+             int32_t num_top,
+             const std::vector<int32_t>& ids,
+             std::vector<std::vector<TokenLogprob>>& out);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Text for a status other than kDrawn.
+const char* explain(DrawStatus status);
+
+}  // namespace banyan::rollout
