@@ -18,10 +18,9 @@
 #include "banyan/rollout/event.h"
 #include "banyan/rollout/generator.h"
 #include "banyan/rollout/request.h"
+#include "banyan/rollout/schedule/policy.h"
 
 namespace banyan::rollout {
-
-enum class SchedulingPolicy : uint8_t { kGroup, kFcfs, kPriority };
 
 struct EngineOptions {
   int32_t max_num_seqs = 256;             // running sequences
