@@ -44,6 +44,15 @@ void reduce_tile(const float* z,
                  float inverse_temperature,
                  bool with_entropy,
                  LaneState* states);
+
+// One tile of a row as a draw sees it (head_draw.h): the largest s of the row's segment so far, and
+// the sum of e^(s - max) over the tile.
+struct TileMass {
+  float max = 0.0f;
+  float sum = 0.0f;
+};
+// Adds one row to its state likewise (without `weighted`), and gives the tile's mass.
+TileMass reduce_row(const float* z, int64_t columns, float inverse_temperature, LaneState& state);
 // What the lanes of a segment give together.
 SoftmaxState collapse(const LaneState& lanes);
 // Appends the state of the next segment.

@@ -15,14 +15,9 @@
 
 namespace banyan::kernels {
 
-struct TileMass {
-  float max = 0.0f;
-  float sum = 0.0f;
-};
-
 constexpr int64_t vocab_tiles(int64_t vocabulary) { return divide_up(vocabulary, kVocabTile); }
 
-// What the masses [vocab_tiles] of a row give together.
+// What the masses [vocab_tiles] of a row give together. From then on masses[t].sum is w_t.
 struct RowLaw {
   float max = 0.0f;      // of s
   double total = 0.0;    // of the masses, relative to max
@@ -64,12 +59,12 @@ struct HeadDrawInput {
   const float* uniform = nullptr;              // [draws] in [0, 1)
 };
 struct HeadDrawOutput {
-  int32_t* token = nullptr;  // [draws]
+  int32_t* token = nullptr;  // [draws]; -1 where the row is not finite
   float* logprob = nullptr;  // [draws]: s[token] - log_sum
   float* raw = nullptr;      // [draws] or null: the same at T = 1
 };
 
-// Parallel. Returns -1, or the first row that is not finite (its draws are not written).
-int64_t head_draw(const HeadDrawInput& input, const HeadDrawOutput& output);
+// Parallel.
+void head_draw(const HeadDrawInput& input, const HeadDrawOutput& output);
 
 }  // namespace banyan::kernels

@@ -24,7 +24,7 @@ struct PlainDraw {
 };
 
 struct PlainDrawn {
-  int32_t token = 0;
+  int32_t token = 0;     // -1: a logit of the row is NaN or infinite
   float logprob = 0.0f;  // log_softmax(z / T)[token]; T = 1 when greedy
   float raw = 0.0f;      // log_softmax(z)[token]
 };
@@ -33,8 +33,7 @@ struct PlainDrawn {
 class PlainDrawer {
  public:
   // draws sorted by row, for any of the rows of hidden [B, E]; fills `drawn` in their order.
-  // `raw` is logprob where T = 1, and otherwise computed only with_raw (a second reduction). Throws
-  // [rollout] if a row of logits is not finite, naming the draw's row.
+  // `raw` is logprob where T = 1, and otherwise computed only with_raw (a second reduction).
   void draw(const at::Tensor& hidden,
             const ops::LinearWeight& head,
             const ComputeOptions& options,
@@ -43,12 +42,26 @@ class PlainDrawer {
             std::vector<PlainDrawn>& drawn);
 
  private:
-  std::vector<int32_t> rows_;  // with draws
+  void load(const std::vector<PlainDraw>& draws);
+  void draw_native(const at::Tensor& hidden,
+                   const ops::LinearWeight& head,
+                   const std::vector<PlainDraw>& draws,
+                   bool with_raw,
+                   std::vector<PlainDrawn>& drawn);
+  void draw_aten(const at::Tensor& hidden,
+                 const ops::LinearWeight& head,
+                 const ComputeOptions& options,
+                 const std::vector<PlainDraw>& draws,
+                 bool with_raw,
+                 std::vector<PlainDrawn>& drawn);
+
+  std::vector<int32_t> rows_;  // with draws, and what head_draw wants of them
   std::vector<float> inverse_temperature_;
   std::vector<uint8_t> greedy_;
   std::vector<int32_t> row_offsets_;
   std::vector<float> uniform_;
-  std::vector<int32_t> token_;
+  std::vector<c10::BFloat16> gathered_;
+  std::vector<int32_t> token_;  // what it gives
   std::vector<float> logprob_;
   std::vector<float> raw_;
 };
