@@ -9,6 +9,7 @@
 #include "banyan/bench/workload.h"
 #include "banyan/testing/tiny_run.h"
 #include "banyan/train/probe.h"
+#include "banyan/trie/sharing_choice.h"
 
 namespace banyan::bench {
 namespace {
@@ -82,6 +83,27 @@ TEST(PassFlops, AreThoseOfSmolLM2) {
   EXPECT_NEAR(pass_flops(shape, 1, 0, 0) / (6 * 1.06e8), 1.0, 0.01);
   EXPECT_EQ(pass_flops(shape, 0, 1, 0), 12.0 * 576 * 30);
   EXPECT_EQ(pass_flops(shape, 0, 0, 1), 6.0 * 576 * 49152);
+}
+
+// A batch with nothing to share is the same trie either way, so the same kernels see the same
+// tokens.
+TEST(NothingToShare, IsTheSamePlan) {
+  const std::vector<Sample> samples = make_workload("alone8", 500, 1);
+  trie::PlanOptions options;
+  options.max_tokens_per_block = 1000;
+  const trie::Plan shared = trie::plan(samples, options);
+  options.build.share = false;
+  const trie::Plan apart = trie::plan(samples, options);
+  ASSERT_EQ(shared.blocks.size(), apart.blocks.size());
+  EXPECT_EQ(shared.entries, apart.entries);
+  for (size_t b = 0; b < shared.blocks.size(); ++b) {
+    EXPECT_EQ(shared.blocks[b].trie.tok, apart.blocks[b].trie.tok);
+    EXPECT_EQ(shared.blocks[b].trie.par, apart.blocks[b].trie.par);
+    EXPECT_EQ(shared.blocks[b].trie.segments, apart.blocks[b].trie.segments);
+    EXPECT_EQ(shared.blocks[b].edges.source, apart.blocks[b].edges.source);
+    EXPECT_EQ(shared.blocks[b].samples, apart.blocks[b].samples);
+  }
+  EXPECT_FALSE(trie::sharing_pays(samples, options, 0.0));
 }
 
 // The ten-turn chats under a budget of their longest path, every way of carrying: the gradients are

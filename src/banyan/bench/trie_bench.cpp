@@ -10,6 +10,7 @@
 #include "banyan/train/calibrate.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/probe.h"
+#include "banyan/trie/sharing_choice.h"
 #include "banyan/trie/trie.h"
 
 namespace banyan::bench {
@@ -133,8 +134,7 @@ class Bench {
     summarize(on_, result_.on);
     summarize(off_, result_.off);
     result_.cpu_ratio = result_.off.cpu_median / result_.on.cpu_median;
-    result_.auto_shares =
-        result_.on.modelled_seconds <= (1.0 - kMargin) * result_.off.modelled_seconds;
+    result_.auto_shares = trie::sharing_pays(samples_, options_.plan, kMargin);
     result_.ratio = median(ratios);
     result_.ratio_low = *std::min_element(ratios.begin(), ratios.end());
     result_.ratio_high = *std::max_element(ratios.begin(), ratios.end());

@@ -5,6 +5,13 @@
 
 namespace banyan::train {
 
+optim::AdamWOptions adamw_options(const OptimConfig& optim) {
+  return {.beta1 = optim.betas[0],
+          .beta2 = optim.betas[1],
+          .eps = 1e-8,
+          .weight_decay = optim.weight_decay};
+}
+
 AppliedGradients apply_gradients(const OptimConfig& optim,
                                  double lr,
                                  double loss,

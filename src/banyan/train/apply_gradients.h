@@ -7,6 +7,8 @@
 
 namespace banyan::train {
 
+optim::AdamWOptions adamw_options(const OptimConfig& optim);
+
 struct AppliedGradients {
   double grad_norm = 0.0;  // before clipping
   bool skipped = false;    // norm or loss is not finite: weights unchanged

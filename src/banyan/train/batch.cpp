@@ -102,6 +102,13 @@ TokenLists token_lists(const algo::PerToken& values) {
   return out;
 }
 
+TokenLists spread(const std::vector<int64_t>& which, int64_t size, TokenLists lists) {
+  if (lists.empty()) return {};
+  TokenLists out(size);
+  for (size_t k = 0; k < which.size(); ++k) out[which[k]] = std::move(lists[k]);
+  return out;
+}
+
 at::Tensor loss_mask(const Batch& batch, const TokenLists& keep, int64_t i) {
   return keep.empty() ? at::ones({batch.num_tokens(i)}, at::kDouble) : keep[i];
 }

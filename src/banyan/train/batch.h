@@ -59,6 +59,8 @@ std::vector<Sample> samples_of(const Batch& batch, const std::vector<int64_t>& w
 // Lists as the algorithms take them: fp64, zeros for an undefined one. The other way for results.
 algo::PerToken per_token(const Batch& batch, const TokenLists& lists);
 TokenLists token_lists(const algo::PerToken& values);
+// Lists of the trajectories `which` -> of all `size`; empty stays empty.
+TokenLists spread(const std::vector<int64_t>& which, int64_t size, TokenLists lists);
 
 // The loss mask of a trajectory [n_i] fp64 under `keep` (or all ones without it).
 at::Tensor loss_mask(const Batch& batch, const TokenLists& keep, int64_t i);

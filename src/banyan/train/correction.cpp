@@ -11,14 +11,6 @@ const std::vector<float>& sampling_law(const Trajectory& trajectory) {
                                               : trajectory.sampled_log_probs;
 }
 
-// Lists per `which` -> per trajectory of the batch.
-TokenLists spread(const Batch& batch, const std::vector<int64_t>& which, TokenLists lists) {
-  if (lists.empty()) return {};
-  TokenLists out(batch.size());
-  for (size_t k = 0; k < which.size(); ++k) out[which[k]] = std::move(lists[k]);
-  return out;
-}
-
 }  // namespace
 
 algo::CorrectionOptions correction_options(const CorrectionConfig& config) {
@@ -54,8 +46,8 @@ algo::MetricMap correct_batch(const algo::CorrectionOptions& options, Batch& bat
   algo::PerToken log_prob;
   for (const int64_t i : which) log_prob.push_back(all[i]);
   Correction correction = correct(batch, which, log_prob, options);
-  batch.weight = spread(batch, which, std::move(correction.weight));
-  batch.keep = spread(batch, which, std::move(correction.keep));
+  batch.weight = spread(which, batch.size(), std::move(correction.weight));
+  batch.keep = spread(which, batch.size(), std::move(correction.keep));
   return std::move(correction.metrics);
 }
 

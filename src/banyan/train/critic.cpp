@@ -69,12 +69,7 @@ Critic::Critic(const Config& config, int64_t total_steps, std::vector<std::strin
   options.notes = &notes;
   model_ = models::load_model(path_, options);
   const OptimConfig& optim = config.critic.optim;
-  optimizer_ =
-      std::make_unique<optim::AdamW>(model_->params(),
-                                     optim::AdamWOptions{.beta1 = optim.betas[0],
-                                                         .beta2 = optim.betas[1],
-                                                         .eps = 1e-8,
-                                                         .weight_decay = optim.weight_decay});
+  optimizer_ = std::make_unique<optim::AdamW>(model_->params(), adamw_options(optim));
 }
 
 double Critic::learning_rate(int64_t step) const {

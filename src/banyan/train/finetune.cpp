@@ -48,12 +48,7 @@ class FinetuneRun {
     }
     std::vector<std::string> notes;
     model_ = models::load_model(config.model.path, finetune_load_options(config, &notes));
-    optimizer_ = std::make_unique<optim::AdamW>(
-        model_->params(),
-        optim::AdamWOptions{.beta1 = config.optim.betas[0],
-                            .beta2 = config.optim.betas[1],
-                            .eps = 1e-8,
-                            .weight_decay = config.optim.weight_decay});
+    optimizer_ = std::make_unique<optim::AdamW>(model_->params(), adamw_options(config.optim));
     resume();
     if (step_ == 0) {
       for (const std::string& note : notes) host_.say(note);
@@ -142,13 +137,7 @@ class FinetuneRun {
       save();
       save_seconds_ = clock.lap();
     }
-    BANYAN_CHECK(skipped_in_a_row_ < config_.max_nonfinite_steps,
-                 "[update] ",
-                 skipped_in_a_row_,
-                 " updates in a row had a non-finite loss or gradient norm "
-                 "(banyan.max_nonfinite_steps=",
-                 config_.max_nonfinite_steps,
-                 "); the weights are those of the last finite one");
+    check_skipped(skipped_in_a_row_, config_.max_nonfinite_steps);
   }
 
   Metrics step_metrics(const BatchResult& result) {

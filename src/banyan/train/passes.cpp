@@ -3,18 +3,6 @@
 #include "banyan/train/sharing_observer.h"
 
 namespace banyan::train {
-namespace {
-
-// Per valid trajectory -> per trajectory.
-TokenLists spread(const std::vector<int64_t>& which, size_t size, std::vector<at::Tensor> values) {
-  if (values.empty()) return {};
-  TokenLists out(size);
-  for (size_t k = 0; k < which.size(); ++k) out[which[k]] = std::move(values[k]);
-  return out;
-}
-
-}  // namespace
-
 std::vector<int64_t> valid_of(const Batch& batch) {
   std::vector<int64_t> which;
   for (int64_t i = 0; i < batch.size(); ++i) {
@@ -30,7 +18,7 @@ BatchScores score_batch(const Batch& batch,
                         const std::string& name,
                         SharingObserver* observer) {
   const std::vector<int64_t> which = valid_of(batch);
-  const size_t size = batch.trajectories.size();
+  const int64_t size = batch.size();
   if (which.empty()) return {TokenLists(size), {}, {}};
   const std::vector<Sample> samples = samples_of(batch, which);
   const trie::Plan plan = trie::plan(samples, options);

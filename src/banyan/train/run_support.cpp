@@ -28,4 +28,14 @@ std::optional<checkpoint::Found> find_checkpoint(const std::string& resume_mode,
 
 bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
+void check_skipped(int64_t skipped_in_a_row, int64_t max_nonfinite_steps) {
+  BANYAN_CHECK(skipped_in_a_row < max_nonfinite_steps,
+               "[update] ",
+               skipped_in_a_row,
+               " updates in a row had a non-finite loss or gradient norm "
+               "(banyan.max_nonfinite_steps=",
+               max_nonfinite_steps,
+               "); the weights are those of the last finite one");
+}
+
 }  // namespace banyan::train

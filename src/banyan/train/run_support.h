@@ -21,4 +21,7 @@ std::optional<checkpoint::Found> find_checkpoint(const std::string& resume_mode,
 // True at multiples of `every`; never for every <= 0.
 bool due(int64_t every, int64_t step);
 
+// Throws [update] once `skipped_in_a_row` updates reach banyan.max_nonfinite_steps.
+void check_skipped(int64_t skipped_in_a_row, int64_t max_nonfinite_steps);
+
 }  // namespace banyan::train

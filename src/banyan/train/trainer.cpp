@@ -5,9 +5,11 @@
 #include <memory>
 
 #include "banyan/checkpoint/checkpoint.h"
+#include "banyan/checkpoint/folder.h"
 #include "banyan/core/error.h"
 #include "banyan/core/memory.h"
 #include "banyan/models/causal_lm.h"
+#include "banyan/train/apply_gradients.h"
 #include "banyan/train/calibrate.h"
 #include "banyan/train/checks.h"
 #include "banyan/train/clock.h"
@@ -23,14 +25,6 @@ ComputeOptions compute_options(const Config& config) {
   return banyan::compute_options(config.rollout.dtype, config.trainer.device, config.kernels);
 }
 
-std::unique_ptr<optim::AdamW> make_optimizer(const OptimConfig& optim, models::CausalLM& model) {
-  return std::make_unique<optim::AdamW>(model.params(),
-                                        optim::AdamWOptions{.beta1 = optim.betas[0],
-                                                            .beta2 = optim.betas[1],
-                                                            .eps = 1e-8,
-                                                            .weight_decay = optim.weight_decay});
-}
-
 class Run {
  public:
   Run(const Config& config, Host& host)
@@ -44,7 +38,8 @@ class Run {
     num_steps_ = total_steps(config);
     schedule_ = optim::schedule_from(config.actor.optim, num_steps_);
     actor_ = models::load_model(config.model.path, {compute_options(config), true});
-    optimizer_ = make_optimizer(config.actor.optim, *actor_);
+    optimizer_ =
+        std::make_unique<optim::AdamW>(actor_->params(), adamw_options(config.actor.optim));
     if (config.actor.use_kl_loss || config.algorithm.use_kl_in_reward) {
       reference_ = models::load_model(config.ref_model_path.value_or(config.model.path),
                                       {compute_options(config), false});
@@ -157,14 +152,8 @@ class Run {
       metrics["timing_s/testing"] = clock.lap();
     }
     host_.log(step_, metrics);
-    const int64_t skipped = std::max(skipped_in_a_row_, critic_skipped_in_a_row_);
-    BANYAN_CHECK(skipped < config_.max_nonfinite_steps,
-                 "[update] ",
-                 skipped,
-                 " updates in a row had a non-finite loss or gradient norm "
-                 "(banyan.max_nonfinite_steps=",
-                 config_.max_nonfinite_steps,
-                 "); the weights are those of the last finite one");
+    check_skipped(std::max(skipped_in_a_row_, critic_skipped_in_a_row_),
+                  config_.max_nonfinite_steps);
   }
 
   template <typename Update>
@@ -211,9 +200,7 @@ class Run {
                      config_.trainer.max_actor_ckpt_to_keep.value_or(0),
                      critic_ ? &critic : nullptr);
     saved_step_ = step_;
-    summary_.checkpoint = (std::filesystem::path(config_.trainer.default_local_dir) /
-                           ("global_step_" + std::to_string(step_)))
-                              .string();
+    summary_.checkpoint = checkpoint::step_path(config_.trainer.default_local_dir, step_);
   }
 
   const Config& config_;
