@@ -32,6 +32,7 @@ VERBS = {
     "data": ("banyan.cli.data", "make or convert data files"),
     "config": ("banyan.cli.config", "show the resolved configuration, or explain a key"),
     "trie": ("banyan.cli.trie", "explain what sharing makes of a batch of token ids"),
+    "serve": ("banyan.cli.serve", "serve a model over HTTP: OpenAI, vLLM and SGLang routes"),
     "bench": ("banyan.bench.cli", "time a step or a rollout"),
     "doctor": ("banyan.cli.doctor", "versions, processor, memory, devices, and what is missing"),
 }

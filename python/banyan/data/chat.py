@@ -7,6 +7,7 @@ that is spelled out in a message's text stays text: those characters never becom
 
 from __future__ import annotations
 
+import copy
 import datetime
 import json
 from pathlib import Path
@@ -35,6 +36,16 @@ class Chat:
         ]
         self._template_text = template
         self._template: Any = None
+
+    def with_template(self, template: str) -> Chat:
+        """The same tokenizer under another template."""
+        other = copy.copy(self)
+        other._template_text, other._template = template, None
+        return other
+
+    def template_text(self) -> str:
+        """Source of the template. Raises UserError if the directory has none."""
+        return self._template_text or _find_template(self.directory, self._config)
 
     def encode_chat(self, messages: list[dict[str, Any]], **template_kwargs: Any) -> list[int]:
         """Token ids of the messages under the template, with the opening of the answer at the end."""
@@ -66,13 +77,26 @@ class Chat:
         """Texts of the special tokens."""
         return [token for token in self._special if token]
 
-    def encode(self, text: str, as_text: bool = False) -> list[int]:
-        """Token ids of plain text; with `as_text` the names of special tokens in it stay text."""
-        return self._encoding(text, as_text).ids
+    def special_names(self) -> dict[str, str]:
+        """bos_token, eos_token, pad_token, unk_token -> text, those that the tokenizer has."""
+        named = {name: _token_text(self._config.get(name)) for name in _SPECIAL_NAMES}
+        return {name: text for name, text in named.items() if text is not None}
+
+    def encode(
+        self, text: str, as_text: bool = False, add_special_tokens: bool = False
+    ) -> list[int]:
+        """Token ids of plain text; with `as_text` the names of special tokens in it stay text. `add_special_tokens`
+        adds what the tokenizer puts around a text by itself, such as the one that begins it."""
+        return self._encoding(text, as_text, add_special_tokens).ids
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids, without special tokens."""
         return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The `tokenizers.Tokenizer`."""
+        return self._tokenizer
 
     @property
     def vocab_size(self) -> int:
@@ -112,13 +136,13 @@ class Chat:
 
         return marked(messages), spelled
 
-    def _encoding(self, text: str, as_text: bool) -> Any:
+    def _encoding(self, text: str, as_text: bool, add_special_tokens: bool = False) -> Any:
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             raise UserError(
                 "text: wanted Unicode, got half a surrogate pair or a byte that is not UTF-8"
             )
         self._tokenizer.encode_special_tokens = as_text
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def render(self, messages: list[dict[str, Any]], template_kwargs: dict[str, Any]) -> str:
         """Text of (marked) messages under the template; `template_kwargs` win over the opening of an answer."""
@@ -126,14 +150,18 @@ class Chat:
 
         try:
             if self._template is None:
-                text = self._template_text or _find_template(self.directory, self._config)
-                self._template = _environment().from_string(text)
-            special = {name: _token_text(self._config.get(name)) for name in _SPECIAL_NAMES}
-            special = {name: text for name, text in special.items() if text is not None}
-            values = {"add_generation_prompt": True, **special, **template_kwargs}
+                self._template = _environment().from_string(self.template_text())
+            values = {"add_generation_prompt": True, **self.special_names(), **template_kwargs}
             return self._template.render(messages=messages, **values)
+        except UserError:
+            raise
         except jinja2.TemplateError as error:
             raise UserError(f"{self.directory}: chat template: {error}") from error
+        except (
+            Exception
+        ) as error:  # a template is other people's code: it may raise anything on given messages
+            kind = type(error).__name__
+            raise UserError(f"{self.directory}: chat template: {kind}: {error}") from error
 
 
 def _environment() -> Any:

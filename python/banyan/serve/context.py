@@ -1,0 +1,105 @@
+"""What the routes share: the engine, the tokenizer, names, limits, the tables of fields, and a thread for text work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from banyan.data.chat import Chat
+from banyan.serve.engine_client import EngineClient
+from banyan.serve.errors import ApiError, bad, unavailable
+from banyan.serve.field_kinds import Shape
+from banyan.serve.fields import tables
+from banyan.serve.limits import Limits
+from banyan.serve.metrics import Metrics
+from banyan.serve.schema import Table, check
+from banyan.serve.text_stream import TokenText
+
+_log = logging.getLogger("banyan.serve")
+_MAX_COMPILING = 64
+
+
+@dataclass
+class Context:
+    """One served model."""
+
+    engine: EngineClient
+    chat: Chat
+    tokens: TokenText
+    names: list[str]  # the model's, the first is shown
+    shape: Shape
+    limits: Limits
+    eos_ids: list[int]
+    grammars: Any  # serve/structured.py
+    tool_format: str  # tools.py
+    metrics: Metrics
+    logprobs_mode: str = "raw_logprobs"
+    model_directory: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)  # effective ones, for /server_info
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.tables: dict[str, Table] = tables(self.shape)
+        self._texts = ThreadPoolExecutor(1, thread_name_prefix="banyan-text")
+        self._patterns = ThreadPoolExecutor(1, thread_name_prefix="banyan-grammar")
+        self._compiling = 0
+        self._waiting = 0
+        self._told: set[str] = set()  # unknown fields that the log has named
+        self.bodies = 0  # bytes of request bodies held
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    async def work(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs text work (templates, tokenizing, grammars) off the loop, one piece at a time: the tokenizer is one."""
+        if self._waiting >= self.limits.waiting_requests:
+            self.metrics.reject("queue_full")
+            raise unavailable("too many requests are waiting")
+        self._waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._texts, partial(call, *arguments))
+        finally:
+            self._waiting -= 1
+
+    async def compile(self, kind: str, value: Any) -> Any:
+        """A token table, on a thread of its own: a hard pattern delays only other patterns. Raises UserError."""
+        if self.grammars is None:
+            raise bad("structured output: wanted a server with a tokenizer's grammar compiler")
+        if self._compiling >= _MAX_COMPILING:
+            raise unavailable("too many grammars are being compiled")
+        self._compiling += 1
+        try:
+            loop = asyncio.get_running_loop()
+            call = partial(self.grammars.compile, kind, value)
+            return await loop.run_in_executor(self._patterns, call)
+        finally:
+            self._compiling -= 1
+
+    def check(self, table: Table, body: dict[str, Any]) -> dict[str, Any]:
+        """Checked fields; names that the table does not know are logged, each once."""
+        unknown: list[str] = []
+        fields = check(table, body, unknown=unknown)
+        for name in {re.sub(r"\[\d+\]", "[]", name[:128]) for name in unknown}:
+            if name not in self._told and len(self._told) < 1000:
+                self._told.add(name)
+                _log.warning("request field %r is not known: ignored", name)
+        return fields
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with. Raises 404 for a model that is not served."""
+        if name is not None and name not in self.names:
+            raise ApiError(404, f"model: {name[:128]!r} is not served here", "model")
+        return name or self.name
+
+    def log_fault(self, error: BaseException, scope: Any) -> None:
+        """A fault of ours: the log gets it whole, with the request's id."""
+        _log.error("request %s failed", scope["state"].get("request_id"), exc_info=error)

@@ -1,0 +1,273 @@
+"""Keys, foreign pages, and the control socket."""
+
+from __future__ import annotations
+
+import stat
+
+import httpx
+import pytest
+from banyan.cli.main import main
+from banyan.errors import UserError
+from banyan.serve import routes
+from banyan.serve.server import Listen, bind, check_listen
+from serve_running import ok, refused, running
+
+pytest_plugins = ["serve_plugin"]
+TOKEN = "a-token-for-the-tests"
+KEYS = ("first-key", "second-key")
+
+
+@pytest.fixture(scope="module")
+def locked(served_model):
+    listen = Listen(port=0, keys=KEYS, admin_port=0, admin_token=TOKEN)
+    with running(served_model, listen) as found:
+        yield found
+
+
+@pytest.fixture
+def admin(locked):
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(
+        base_url=locked.admin_url, headers=headers, timeout=10, trust_env=False
+    ) as found:
+        yield found
+
+
+def bearer(key):
+    return {"authorization": f"Bearer {key}"}
+
+
+OPEN = {route.path for route in routes.ROUTES if route.public}
+
+
+def test_which_routes_are_open():
+    assert {"/", "/health", "/ready", "/ping", "/version", "/metrics"} == OPEN
+
+
+@pytest.mark.parametrize("route", routes.ROUTES, ids=[route.path for route in routes.ROUTES])
+def test_keys_guard_the_rest(locked, route):
+    path = route.path.replace("{model:path}", "tiny")
+    for headers in (
+        {},
+        bearer("wrong"),
+        {"authorization": "Basic first-key"},
+        bearer("first-key x"),
+        {"authorization": "Bearer"},
+    ):
+        response = locked.http.request(route.method, path, headers=headers)
+        if route.path in OPEN:
+            assert response.status_code == 200
+        else:
+            assert response.status_code == 401
+            assert response.json() == {"error": "Unauthorized"}
+    for key in KEYS:
+        assert locked.http.request(route.method, path, headers=bearer(key)).status_code in (
+            200,
+            400,
+        )
+
+
+def test_a_wrong_key_is_told_before_the_body_is_read(locked):
+    response = locked.http.post("/v1/completions", content=b"{")
+    assert response.status_code == 401
+
+
+def test_the_control_socket_has_its_own_token(locked, admin):
+    assert admin.post("/resume").status_code == 200
+    for key in ("x", "first-key", TOKEN + "x", TOKEN[:-1]):
+        with httpx.Client(base_url=locked.admin_url, headers=bearer(key), trust_env=False) as other:
+            assert other.post("/resume").status_code == 401
+    assert locked.http.post("/resume", headers=bearer(TOKEN)).status_code == 404
+    assert locked.http.post("/resume", headers=bearer("first-key")).status_code == 404
+    assert admin.post("/v1/completions", json={"prompt": "a"}).status_code == 404
+    assert locked.http.get("/v1/models", headers=bearer(TOKEN)).status_code == 401
+
+
+def test_vllm_spellings(locked, admin, served_model):
+    calls = locked.engine.calls
+    assert ok(admin.post("/pause?mode=keep")) == {"status": "paused"}
+    assert calls[-1] == ("pause", "keep", 60.0)
+    assert ok(admin.post("/resume")) == {"status": "resumed"}
+    assert ok(admin.post("/resume")) == {"status": "resumed"}
+    refused(
+        admin.post("/pause?mode=soon"),
+        400,
+        "mode: wanted one of abort, wait, keep, retract, got 'soon'",
+    )
+    assert ok(admin.post("/sleep?level=2&mode=wait&timeout=5"))["level"] == 2
+    assert calls[-1] == ("sleep", 2, "wait", 5.0)
+    assert ok(locked.http.get("/is_sleeping", headers=bearer("first-key"))) == {"is_sleeping": True}
+    assert ok(admin.post("/wake_up?tags=weights")) == {"status": "sleeping", "tags": ["kv_cache"]}
+    assert ok(admin.post("/wake_up?tags=weights&tags=kv_cache")) == {"status": "awake", "tags": []}
+    refused(admin.post("/sleep?level=3"), 400, "level: wanted a whole number >= 0 and <= 2, got 3")
+    refused(admin.post("/sleep?level=x"), 400, "level: wanted a whole number")
+    assert ok(admin.post("/release_kv_cache_memory"))["status"] == "kv_cache_released"
+    ok(admin.post("/wake_up"))
+    assert ok(admin.post("/reset_prefix_cache?reset_running_requests=true")) == {"success": True}
+    assert calls[-1] == ("reset_prefix_cache", True)
+    assert ok(admin.post("/update_weight_version", json={"new_version": "v7"}))["success"]
+    assert ok(admin.get("/weight_info"))["weight_version"] == "v7"
+    assert ok(admin.get("/get_world_size?include_dp=true")) == {"world_size": 1}
+    rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(served_model)}}
+    ok(admin.post("/collective_rpc", json=rpc))
+    assert calls[-1][:2] == ("update_weights_from_disk", str(served_model))
+    refused(admin.post("/collective_rpc", json={"method": "eval"}), 400, "wanted reload_weights")
+    refused(
+        admin.post("/init_weight_transfer_engine", json={"init_info": {}}), 400, "process group"
+    )
+
+
+def test_weights_are_compared(admin):
+    found = ok(admin.post("/weight_checker", json={"action": "checksum"}))["checksums"]
+    same = ok(admin.post("/weight_checker", json={"action": "compare", "baseline": found}))
+    assert same == {"match": True, "mismatches": []}
+    other = ok(admin.post("/weight_checker", json={"action": "compare", "baseline": {"x": "1"}}))
+    assert other == {"match": False, "mismatches": ["model.embed_tokens.weight", "x"]}
+    assert ok(admin.post("/weights_checker", json={"action": "reset"})) == {"status": "reset"}
+
+
+def test_sglang_spellings(locked, admin, served_model):
+    calls = locked.engine.calls
+    ok(admin.post("/pause_generation", json={"mode": "in_place"}))
+    assert calls[-1][:2] == ("pause", "keep")
+    ok(admin.post("/continue_generation", json={}))
+    ok(admin.post("/flush_cache?timeout=5"))
+    body = {"model_path": str(served_model), "weight_version": "step-3"}
+    assert ok(admin.post("/update_weights_from_disk", json=body))["success"] is True
+    assert calls[-1][1:4] == (str(served_model), "step-3", False)
+    refused(
+        admin.post("/update_weights_from_disk", json={"model_path": "/no/such"}),
+        400,
+        "wanted a directory",
+    )
+    ok(admin.post("/release_memory_occupation", json={"tags": ["kv_cache"]}))
+    assert calls[-1][:2] == ("sleep", 1)
+    ok(admin.post("/release_memory_occupation"))
+    assert calls[-1][:2] == ("sleep", 2)
+    ok(admin.post("/resume_memory_occupation"))
+    refused(admin.post("/abort_request", json={}), 400, "rid: wanted a request id")
+    refused(admin.post("/update_weights_from_distributed", json={}), 400, "process group")
+
+
+def test_aborted_requests_return_their_partials(locked, admin):
+    """By the id that the client gave (vllm-project/vllm#22197)."""
+    import threading
+
+    locked.engine.pass_seconds = 0.02
+    answers = {}
+
+    def ask(name):
+        body = {"prompt": "a", "max_tokens": 100, "ignore_eos": True, "request_id": name, "n": 2}
+        answers[name] = locked.http.post("/v1/completions", json=body, headers=bearer("first-key"))
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in ("one", "two", "three")]
+    for thread in threads:
+        thread.start()
+    while locked.engine.stats()["running"] < 6 or locked.engine._generated < 10:
+        threading.Event().wait(0.02)
+    assert (
+        ok(admin.post("/abort_requests", json={"request_ids": ["two", "nobody"]}))["aborted"] == 1
+    )
+    assert ok(admin.post("/abort_requests", json={"request_ids": ["nobody"]}))["aborted"] == 0
+    assert ok(admin.post("/abort_requests"))["aborted"] == 2
+    for thread in threads:
+        thread.join()
+    locked.engine.pass_seconds = 0.0
+    for answer in answers.values():
+        choices = ok(answer)["choices"]
+        assert {choice["finish_reason"] for choice in choices} == {"abort"}
+        assert all(choice["text"] for choice in choices)
+
+
+def test_foreign_pages_are_refused(server, locked):
+    url = server.url.removeprefix("http://")
+    assert server.http.get("/v1/models", headers={"origin": server.url}).status_code == 200
+    refused(
+        server.http.get("/v1/models", headers={"origin": "https://evil.example"}),
+        403,
+        "other web pages",
+    )
+    refused(server.http.get("/v1/models", headers={"origin": "null"}), 403, "other web pages")
+    refused(
+        server.http.get("/v1/models", headers={"host": "evil.example"}), 403, "wanted localhost"
+    )
+    for host in (url, f"localhost:{server.port}", "[::1]:1"):
+        assert server.http.get("/v1/models", headers={"host": host}).status_code == 200
+    headers = {"host": "name.example", **bearer("first-key")}
+    assert locked.http.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_request_ids_are_kept_or_made(server):
+    assert (
+        server.http.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"]
+        == "abc-1"
+    )
+    made = server.http.get("/health", headers={"x-request-id": "a b\tc" * 50}).headers[
+        "x-request-id"
+    ]
+    assert made.startswith("req-")
+
+
+def test_other_addresses_need_a_key():
+    check_listen(Listen(host="0.0.0.0", keys=("k",)))
+    for host in ("0.0.0.0", "10.1.2.3", "::"):
+        with pytest.raises(UserError, match="give --api-key-file to listen elsewhere"):
+            check_listen(Listen(host=host))
+    with pytest.raises(UserError, match="--admin-token-file"):
+        check_listen(Listen(admin_port=0))
+
+
+def test_a_unix_socket_is_its_owners(served_model, tmp_path):
+    path = tmp_path / "s.sock"
+    with running(served_model, Listen(uds=path)) as server:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert server.http.get("/v1/models", headers={"host": "whatever"}).status_code == 200
+        with pytest.raises(UserError, match="is in use"):
+            bind(Listen(uds=path))
+    assert not path.exists()
+
+
+def test_a_taken_port_is_one_line(served_model, capsys):
+    with running(served_model) as server:
+        code = main(["serve", "--model", str(served_model), "--port", str(server.port)])
+    assert code == 2
+    assert "cannot listen on 127.0.0.1 port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--host", "0.0.0.0"], "--host: wanted 127.0.0.1"),
+        (["--admin-port", "0"], "--admin-port: wanted --admin-token-file"),
+        (["--api-key-file", "nowhere"], "--api-key-file: nowhere"),
+        (["--chat-template", "nowhere"], "--chat-template: nowhere"),
+    ],
+)
+def test_wrong_options_are_one_line(served_model, arguments, text, capsys):
+    code = main(["serve", "--model", str(served_model), *arguments])
+    captured = capsys.readouterr()
+    assert code == 2
+    assert text in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_a_control_token_is_made_once(tmp_path, served_model, capsys):
+    path = tmp_path / "token"
+    arguments = [
+        "serve",
+        "--model",
+        str(served_model),
+        "--admin-token-file",
+        str(path),
+        "--host",
+        "0.0.0.0",
+    ]
+    assert main(arguments) == 2
+    token = path.read_text()
+    assert len(token) > 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert main(arguments) == 2
+    assert path.read_text() == token
+    path.write_text("short")
+    assert main(arguments) == 2
+    assert "at least 16 letters" in capsys.readouterr().err
