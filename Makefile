@@ -10,12 +10,12 @@ MODEL := .cache/models/SmolLM2-135M-Instruct
 export BANYAN_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-all build extension lint cpp-test py-test asan-test peers peers-test bench clean
+.PHONY: help demo test test-all build extension lint cpp-test py-test asan-test peers peers-llama peers-test soak bench clean
 
 help:
 	@echo "make demo      train SmolLM2-135M on arithmetic with GRPO on this machine (about 15 minutes)"
-	@echo "make test      C++ and Python tests; make test-all adds the slow ones"
-	@echo "make build     environment, core and tests; make lint; make bench; make peers"
+	@echo "make test      C++ and Python tests; make test-all adds the slow ones; make soak: load for half an hour"
+	@echo "make build     environment, core and tests; make lint; make bench; make peers; make peers-test"
 
 demo: extension $(MODEL)
 	$(VENV)/bin/banyan train +recipe=smollm2_arithmetic actor_rollout_ref.model.path=$(MODEL) $(DEMO_ARGS)
@@ -76,8 +76,20 @@ py-test: build $(MODEL)
 bench: extension $(MODEL)
 	$(VENV)/bin/banyan bench step --model $(MODEL)
 
+# Mixed load on the rollout engine for half an hour: nothing may leak.
+soak: extension
+	$(PY) tests/shell/rollout_soak.py --minutes 30
+
 peers: $(VENV)/.installed
 	benchmarks/peers/install.sh
+
+peers-llama: $(VENV)/.installed
+	benchmarks/peers/install.sh llama_cpp
+
+# Programs of others against `banyan serve`: the clients' environments, then their tests.
+peers-test: extension $(MODEL)
+	tests/peers/install.sh
+	$(PY) -m pytest tests/peers --durations=10
 
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache python/banyan/_C*.so

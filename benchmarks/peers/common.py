@@ -2,8 +2,9 @@
 
 The work file is JSON: {"prompts": [P lists of ids], "responses": [S lists of ids], "rewards": [S]},
 S = P * n, the n responses of prompt p at [p*n, (p+1)*n). It is written by `banyan bench`, so every
-side works on the same tokens. Nothing here imports banyan: the scripts run in environments of their
-own.
+side works on the same tokens. The work of `banyan bench rollout` has sizes only:
+{"rollouts": {name: {"prompts", "group_size", "response_length"}}}. Nothing here imports banyan: the
+scripts run in environments of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import statistics
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +30,17 @@ class Work:
         return len(self.responses) // len(self.prompts)
 
 
+@dataclass
+class Rollout:
+    prompts: list[list[int]]
+    group_size: int  # responses of one prompt
+    response_length: int  # tokens, exactly
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.prompts) * self.group_size
+
+
 def parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", required=True, help="model directory")
@@ -37,6 +52,23 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def read_work(path: Path) -> Work:
     return Work(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def read_rollouts(path: Path) -> dict[str, Rollout]:
+    rollouts = json.loads(path.read_text(encoding="utf-8"))["rollouts"]
+    return {name: Rollout(**values) for name, values in rollouts.items()}
+
+
+def time_rollout(rollout: Rollout, repeats: int, run: Callable[[], None]) -> dict[str, object]:
+    """Seconds and tokens per second of `run`, the median of `repeats`. The caller has warmed up."""
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    median = statistics.median(seconds)
+    tokens = rollout.num_sequences * rollout.response_length
+    return {"seconds": median, "all_seconds": seconds, "tokens_per_s": tokens / median}
 
 
 def write_result(path: Path, **values: object) -> None:

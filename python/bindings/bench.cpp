@@ -1,4 +1,7 @@
-// bench_trie: `banyan bench trie`.
+// bench_trie: `banyan bench trie`. bench_rates, bench_limit, bench_grouped: `banyan bench rollout`.
+#include "banyan/bench/grouped_bench.h"
+#include "banyan/bench/machine_rates.h"
+#include "banyan/bench/rollout_limit.h"
 #include "banyan/bench/trie_bench.h"
 #include "banyan/bench/workload.h"
 #include "convert.h"
@@ -56,6 +59,68 @@ py::dict run(models::CausalLM& model, const py::dict& given) {
   return out;
 }
 
+py::dict rates(const models::CausalLM& model, int64_t rows, int64_t repeats) {
+  bench::MachineRates rates;
+  {
+    py::gil_scoped_release release;
+    rates = bench::measure_rates(model.shape(), model.options(), rows, repeats);
+  }
+  py::dict out;
+  out["rows"] = rates.rows;
+  out["weight_bytes"] = rates.weight_bytes;
+  out["bytes_per_s"] = rates.bytes_per_s;
+  out["flops_per_s"] = rates.flops_per_s;
+  out["packed_flops_per_s"] = rates.packed_flops_per_s;
+  out["mm_flops_per_s"] = rates.mm_flops_per_s;
+  return out;
+}
+
+py::dict limit(const models::CausalLM& model,
+               std::vector<int64_t> prompt_tokens,
+               int64_t n,
+               int64_t new_tokens,
+               double flops_per_s,
+               double bytes_per_s) {
+  const bench::RolloutWork work{std::move(prompt_tokens), n, new_tokens};
+  const bench::RolloutCost cost =
+      bench::least_cost(bench::model_cost(model.shape()), work, flops_per_s, bytes_per_s);
+  py::dict out;
+  out["bytes"] = cost.bytes;
+  out["flops"] = cost.flops;
+  out["decode_seconds"] = cost.decode_seconds;
+  out["prompt_seconds"] = cost.prompt_seconds;
+  return out;
+}
+
+py::dict grouped(models::CausalLM& model, const py::dict& given) {
+  bench::GroupedBenchOptions options;
+  options.trunk_tokens = get_or(given, "trunk_tokens", options.trunk_tokens);
+  options.n = get_or(given, "n", options.n);
+  options.new_tokens = get_or(given, "new_tokens", options.new_tokens);
+  options.repeats = get_or(given, "repeats", options.repeats);
+  bench::GroupedBenchResult result;
+  {
+    py::gil_scoped_release release;
+    result = bench::bench_grouped(model, options);
+  }
+  const auto side = [](const bench::GroupedSide& side) {
+    py::dict out;
+    out["seconds"] = side.seconds;
+    out["prompt_seconds"] = side.prompt_seconds;
+    out["decode_seconds"] = side.decode_seconds;
+    return out;
+  };
+  py::dict out;
+  out["trunk_tokens"] = options.trunk_tokens;
+  out["n"] = options.n;
+  out["new_tokens"] = options.new_tokens;
+  out["on"] = side(result.on);
+  out["off"] = side(result.off);
+  out["ratio"] = result.ratio;
+  out["whole_ratio"] = result.whole_ratio;
+  return out;
+}
+
 }  // namespace
 
 void bind_bench(py::module_& module) {
@@ -65,6 +130,26 @@ void bind_bench(py::module_& module) {
              py::arg("model"),
              py::arg("options"),
              "Times one preset with sharing on and off; the model needs with_backward.");
+  module.def("bench_rates",
+             &rates,
+             py::arg("model"),
+             py::arg("rows") = 64,
+             py::arg("repeats") = 5,
+             "Measures how fast this machine multiplies and reads weights of the model's shapes.");
+  module.def("bench_limit",
+             &limit,
+             py::arg("model"),
+             py::arg("prompt_tokens"),
+             py::arg("n"),
+             py::arg("new_tokens"),
+             py::arg("flops_per_s"),
+             py::arg("bytes_per_s"),
+             "Bytes, FLOPs and least seconds of a rollout at these rates.");
+  module.def("bench_grouped",
+             &grouped,
+             py::arg("model"),
+             py::arg("options") = py::dict(),
+             "Times one long trunk with n responses, with and without grouped attention.");
 }
 
 }  // namespace banyan::bindings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from banyan.bench.work import PRESETS, find_gsm8k, find_preset, prompts_of
 from banyan.convert import convert
 from banyan.data.chat import Chat
 from banyan.errors import UserError
+from conftest import needs_smollm2
 from test_convert import write_gguf
 
-from banyan.bench import cli, peers
+from banyan.bench import child, cli, peers, rollout
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HAS_CORE = importlib.util.find_spec("banyan._C") is not None
@@ -221,17 +223,35 @@ def test_a_failing_child_shows_its_last_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not HAS_CORE, reason="the extension banyan._C is not built")
-@pytest.mark.parametrize("what", ["step", "rollout"])
-def test_command_with_the_core(model: Path, tmp_path: Path, what: str) -> None:
+def test_step_with_the_core(model: Path, tmp_path: Path) -> None:
     result_file = tmp_path / "result.json"
     arguments = ["--model", str(model), "--preset", "tiny-2x2x8", "--repeats", "1"]
-    assert cli.run(parse(what, *arguments, "--json", str(result_file))) == 0
+    assert cli.run(parse("step", *arguments, "--json", str(result_file))) == 0
     result = json.loads(result_file.read_text())
     assert result["share_on_ratio"] > 0
     assert result["peak_bytes"] > 1 << 20
     assert result["unique_tokens"] < result["logical_tokens"]
     assert result["stages"]["gen"] > 0
-    assert ("mfu" in result) == (what == "step")
+    assert "mfu" in result
+
+
+@pytest.mark.skipif(not HAS_CORE, reason="the extension banyan._C is not built")
+def test_rollout_with_the_core(model: Path, tmp_path: Path) -> None:
+    result_file = tmp_path / "result.json"
+    arguments = ["--model", str(model), "--preset", "tiny-2x2x8", "--repeats", "3"]
+    assert cli.run(parse("rollout", *arguments, "--json", str(result_file))) == 0
+    result = json.loads(result_file.read_text())
+    found = result["presets"]["tiny-2x2x8"]
+    assert (found["B"], found["r"], found["n"]) == (4, 8, 2)
+    assert found["tokens_per_s"] == pytest.approx(4 * 8 / found["seconds"])
+    assert found["limit_fraction"] == pytest.approx(
+        found["tokens_per_s"] / found["limit_tokens_per_s"]
+    )
+    assert 0 < found["limit_fraction"] < found["limit_fraction_with_prompts"]
+    assert result["rates"]["rows"] == 64
+    assert result["grouped_ratio"] == result["grouped"]["ratio"]
+    assert result["threads"] >= 1
+    assert "limit_fraction" not in result  # of the preset 8x8 only
 
 
 @pytest.mark.skipif(not HAS_CORE, reason="the extension banyan._C is not built")
@@ -257,20 +277,25 @@ def environment(peer: str) -> Path:
     return REPOSITORY / "build" / "peers" / peers.PEERS[peer][0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
+STEP_PEERS = ["transformers_update", "transformers_generate", "trl_step"]
+
+
+def each(names: list[str]) -> list[Any]:
+    """The peers as parameters; those without an environment are left out by name."""
+    return [
         pytest.param(
-            peer,
+            name,
             marks=pytest.mark.skipif(
-                not (environment(peer) / ".installed").is_file(),
-                reason=f"{environment(peer)} is missing: make peers",
+                not (environment(name) / ".installed").is_file(),
+                reason=f"{environment(name)} is missing: make peers",
             ),
         )
-        for peer in peers.PEERS
-    ],
-)
+        for name in names
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", each(STEP_PEERS))
 def test_peers_run(model: Path, tmp_path: Path, name: str) -> None:
     work = {
         "prompts": [[5, 6, 7], [5, 6, 8, 9]],
@@ -284,30 +309,102 @@ def test_peers_run(model: Path, tmp_path: Path, name: str) -> None:
     assert result["peak_bytes"] > 1 << 20
 
 
-def test_rollout_child_counts_tokens(model: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+@needs_smollm2
+@pytest.mark.parametrize("name", each(["vllm", "transformers", "llama_cpp"]))
+def test_rollout_peers_run(smollm2: Path, tmp_path: Path, name: str) -> None:
+    rollouts = {
+        "1x1": {"prompts": [[5, 6, 7]], "group_size": 1, "response_length": 8},
+        "2x2": {"prompts": [[5, 6, 7], [5, 6, 8, 9]], "group_size": 2, "response_length": 8},
+    }
+    (tmp_path / "work.json").write_text(json.dumps({"rollouts": rollouts}))
+    result = peers.measure(name, smollm2, tmp_path / "work.json", tmp_path, repeats=2)
+    assert list(result["rollouts"]) == ["1x1", "2x2"]
+    assert (result["weights"], result["threads"]) == ("bf16", len(os.sched_getaffinity(0)))
+    for found, sequences in zip(result["rollouts"].values(), (1, 4), strict=True):
+        assert len(found["all_seconds"]) == 2
+        assert found["tokens_per_s"] == pytest.approx(sequences * 8 / found["seconds"])
+
+
+class RolloutCore:
+    """Calls back as the engine does; a clock that the test turns stands for time."""
+
+    class Model:
+        load = staticmethod(lambda path, **options: object())
+
     class Engine:
         def __init__(self, model: Any, options: dict[str, Any]) -> None:
-            assert options == {"share_prefix": True, "max_model_len": 12}
+            assert options == {"max_model_len": 12}
 
         def generate(self, rows: list, params: dict, on_finished: Any) -> dict[str, Any]:
             assert params["ignore_eos"] is True
             for row in rows:
                 for i in range(row["n"]):
-                    on_finished(
-                        {
-                            "row": row["row"],
-                            "index": i,
-                            "prompt": row["tokens"],
-                            "response": [9] * 8,
-                        }
-                    )
-            return {"logical_prompt_tokens": 14, "computed_prompt_tokens": 5, "response_tokens": 32}
+                    trajectory = {"row": row["row"], "index": i, "prompt": row["tokens"]}
+                    on_finished({**trajectory, "response": [9] * 8})
+            return {"computed_prompt_tokens": 5, "num_passes": 9}
 
-    class Core:
-        class Model:
-            load = staticmethod(lambda path, **options: object())
+    @staticmethod
+    def bench_rates(model: Any) -> dict[str, Any]:
+        return {"flops_per_s": 2e9, "bytes_per_s": 1e9}
 
-    Core.Engine = Engine
-    result = run_rollout(spec_of(model, tmp_path, "rollout"), Core)
-    assert (result["logical_tokens"], result["unique_tokens"]) == (46, 37)
-    assert len(result["all_step_seconds"]) == 3
+    @staticmethod
+    def bench_limit(model: Any, prompts: list[int], n: int, new: int, f: float, b: float) -> dict:
+        assert (prompts, n, new, f, b) == ([3, 4], 2, 8, 2e9, 1e9)
+        return {"bytes": 1e9, "flops": 2e9, "decode_seconds": 0.5, "prompt_seconds": 0.25}
+
+    @staticmethod
+    def bench_grouped(model: Any, options: dict[str, Any]) -> dict[str, Any]:
+        return {**options, "ratio": 2.0}
+
+    @staticmethod
+    def capabilities() -> dict[str, Any]:
+        return {"num_threads": 3}
+
+
+def test_rollout_child(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 9.0, 10.0, 11.0, 20.0, 22.0, 30.0, 34.0])  # runs of 9, 1, 2 and 4 s
+    monkeypatch.setattr(child.time, "perf_counter", lambda: next(times))
+    spec = spec_of(model, tmp_path, "rollout")
+    keys = ("prompts", "group_size", "response_length")
+    spec |= {"repeats": 3, "grouped": {"n": 4}}
+    spec["presets"] = {"8x8": {key: spec.pop(key) for key in keys}}
+    result = run_rollout(spec, RolloutCore)
+    found = result["presets"]["8x8"]
+    assert found["all_seconds"] == [1.0, 2.0, 4.0]  # the first run warms up
+    assert found["seconds"] == 2.0
+    assert (found["B"], found["p"], found["r"], found["n"]) == (4, 3.5, 8, 2)
+    assert found["tokens_per_s"] == 16.0
+    assert (found["GB_per_s"], found["GFLOP_per_s"]) == (0.5, 1.0)
+    assert found["limit_tokens_per_s"] == 64.0
+    assert found["limit_fraction"] == 0.25
+    assert found["limit_fraction_with_prompts"] == 0.375
+    assert result["threads"] == 3
+    assert result["grouped"] == {"n": 4, "ratio": 2.0}
+
+
+def test_rollout_ratios() -> None:
+    ours = {
+        "presets": {
+            name: {"tokens_per_s": rate, "limit_fraction": 0.6, "limit_fraction_with_prompts": 0.7}
+            for name, rate in {"1x1": 60.0, "8x8": 1800.0, "16x8": 2000.0}.items()
+        },
+        "grouped": {"ratio": 1.7},
+    }
+    rates = {"1x1": 20.0, "8x8": 400.0, "16x8": 500.0}
+    rollouts = {name: {"tokens_per_s": rate} for name, rate in rates.items()}
+    others = {
+        "vllm": {"rollouts": rollouts},
+        "transformers": {"rollouts": {"8x8": {"tokens_per_s": 100.0}}},
+        "llama_cpp": {"rollouts": {"1x1": {"tokens_per_s": 120.0}}},
+    }
+    assert rollout.ratios(ours, others) == {
+        "grouped_ratio": 1.7,
+        "limit_fraction": 0.6,
+        "limit_fraction_with_prompts": 0.7,
+        "vllm_ratio_1x1": 3.0,
+        "vllm_ratio_8x8": 4.5,
+        "vllm_ratio_16x8": 4.0,
+        "generate_ratio_transformers": 18.0,
+        "llama_cpp_ratio_1x1": 0.5,
+    }

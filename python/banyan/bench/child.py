@@ -56,7 +56,7 @@ def config_json(spec: dict[str, Any], num_steps: int, folder: str) -> str:
     tree = json.loads(json.dumps(config.tree))
     tree["_shell"] = {
         "num_train_rows": len(prompts),
-        "eos_ids": Chat(Path(spec["model"])).stop_ids(),
+        "stop_ids": Chat(Path(spec["model"])).stop_ids(),
         "model_dir": str(spec["model"]),
     }
     return json.dumps(tree)
@@ -93,14 +93,30 @@ def run_step(spec: dict[str, Any], core: Any) -> dict[str, Any]:
 
 
 def run_rollout(spec: dict[str, Any], core: Any) -> dict[str, Any]:
-    """Generation alone, by the engine."""
+    """Generation alone, by the engine: every preset, the machine's rates, and grouped attention."""
     model = core.Model.load(spec["model"], dtype="bf16", device="cpu", kernels=spec["kernels"])
-    length = spec["response_length"]
-    longest = max(map(len, spec["prompts"]))
-    options = {"share_prefix": spec["share"] != "off", "max_model_len": longest + length}
-    engine = core.Engine(model, options)
+    rates = core.bench_rates(model)
+    presets = {
+        name: time_rollout(core, model, {**spec, **preset}, rates)
+        for name, preset in spec["presets"].items()
+    }
+    return {
+        "presets": presets,
+        "rates": rates,
+        "grouped": core.bench_grouped(model, spec["grouped"]),
+        "threads": core.capabilities()["num_threads"],
+        "peak_bytes": status_bytes("VmHWM"),
+    }
+
+
+def time_rollout(
+    core: Any, model: Any, spec: dict[str, Any], rates: dict[str, Any]
+) -> dict[str, Any]:
+    """One preset: seconds and rates, and what the machine could do at best (rollout_limit.h)."""
+    length, n = spec["response_length"], spec["group_size"]
+    lengths = [len(prompt) for prompt in spec["prompts"]]
+    engine = core.Engine(model, {"max_model_len": max(lengths) + length})
     params = {"temperature": 1.0, "max_tokens": length, "ignore_eos": True}
-    n = spec["group_size"]
     rows = [{"row": i, "tokens": p, "n": n} for i, p in enumerate(spec["prompts"])]
     seconds, stats = [], {}
     for step in range(1 + spec["repeats"]):
@@ -109,16 +125,24 @@ def run_rollout(spec: dict[str, Any], core: Any) -> dict[str, Any]:
         stats = engine.generate(rows, {**params, "step": step}, found.append)
         seconds.append(time.perf_counter() - start)
         check_lengths(found, spec)
-    trajectories = sorted(found, key=lambda t: (t["row"], t["index"]))
-    if spec["work_file"]:
-        write_work(Path(spec["work_file"]), spec["prompts"], trajectories)
-    prompt_tokens = stats["logical_prompt_tokens"]
+    median = statistics.median(seconds[1:])
+    sequences = len(lengths) * n
+    cost = core.bench_limit(model, lengths, n, length, rates["flops_per_s"], rates["bytes_per_s"])
     return {
-        "stages": {"gen": statistics.median(seconds[1:])},
-        "all_step_seconds": seconds,
-        "logical_tokens": prompt_tokens + stats["response_tokens"],
-        "unique_tokens": stats["computed_prompt_tokens"] + stats["response_tokens"],
-        "peak_bytes": status_bytes("VmHWM"),
+        "B": sequences,
+        "p": sum(lengths) / len(lengths),
+        "r": length,
+        "n": n,
+        "seconds": median,
+        "all_seconds": seconds[1:],
+        "tokens_per_s": sequences * length / median,
+        "GB_per_s": cost["bytes"] / median / 1e9,
+        "GFLOP_per_s": cost["flops"] / median / 1e9,
+        "limit_tokens_per_s": sequences * length / cost["decode_seconds"],
+        "limit_fraction": cost["decode_seconds"] / median,
+        "limit_fraction_with_prompts": (cost["decode_seconds"] + cost["prompt_seconds"]) / median,
+        "computed_prompt_tokens": stats["computed_prompt_tokens"],
+        "passes": stats["num_passes"],
     }
 
 

@@ -1,4 +1,5 @@
-"""`banyan bench step|rollout`: banyan with sharing on, with sharing off, then the peers, in turn.
+"""`banyan bench step`: banyan with sharing on, with sharing off, then the peers, in turn.
+`banyan bench rollout`: generation, the machine's limit and the peers (banyan.bench.rollout).
 `banyan bench trie`: what sharing is worth to a forward and backward pass (banyan.bench.trie).
 
 Each side runs in a process of its own and nothing runs beside it. Ratios are times of the other
@@ -17,15 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from banyan import version
-from banyan.bench import peers, trie
-from banyan.bench.work import PRESETS, Preset, find_preset, prompts_of
+from banyan.bench import peers, rollout, trie
+from banyan.bench.work import PRESETS, ROLLOUT_PRESETS, Preset, find_preset, prompts_of
 from banyan.errors import UserError
 
 _DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-_PEERS_OF = {
-    "step": ["transformers_update", "transformers_generate", "trl_step"],
-    "rollout": ["transformers_generate"],
-}
+_STEP_PEERS = ["transformers_update", "transformers_generate", "trl_step"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,13 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--preset",
         nargs="+",
         metavar="NAME",
-        help=f"step, rollout: one of {', '.join(PRESETS)}; trie: shapes such as P512R512n8, "
-        "turns10n8, tree-b2d6 (default: the listed ones of the guide)",
+        help=f"step: one of {', '.join(PRESETS)}; rollout: any of them (default: "
+        f"{' '.join(ROLLOUT_PRESETS)}); trie: shapes such as P512R512n8, turns10n8, tree-b2d6 "
+        "(default: the listed ones of the guide)",
     )
     parser.add_argument("--model", type=Path, help="model directory (default: the cached one)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     parser.add_argument(
-        "--peers", action="store_true", help="time transformers and TRL too (`make peers` first)"
+        "--peers",
+        action="store_true",
+        help="time the peers too: step: transformers and TRL; rollout: vLLM, transformers, "
+        "llama.cpp where it is built (`make peers` first)",
     )
     parser.add_argument("--repeats", type=int, default=3, help="timed runs (default: %(default)s)")
     parser.add_argument(
@@ -71,14 +73,20 @@ def run(args: argparse.Namespace) -> int:
         result = {**describe(args, model), **trie.run(args, model, extension.load())}
         write(args, result)
         return 0
-    args.preset = (args.preset or list(PRESETS))[0]
-    preset = find_preset(args.preset)
-    names = _PEERS_OF[args.what] if args.peers else []
     if args.repeats < 1:
         raise UserError(f"--repeats: wanted at least 1, got {args.repeats}")
+    if args.what == "rollout":
+        extension.load()  # says here, not in a child, that it is not built
+        with tempfile.TemporaryDirectory(prefix="banyan-bench-") as folder:
+            result = {**describe(args, model), **rollout.run(args, model, Path(folder))}
+        write(args, result)
+        return 0
+    args.preset = (args.preset or list(PRESETS))[0]
+    preset = find_preset(args.preset)
+    names = _STEP_PEERS if args.peers else []
     if names:
         peers.check(names)
-    extension.load()  # says here, not in a child, that it is not built
+    extension.load()
     prompts, source = prompts_of(preset, Chat(model))
     if source == "generated":
         print("GSM8K is not on this machine (BANYAN_TEST_DATA): prompts are generated", flush=True)
@@ -122,7 +130,6 @@ class Bench:
         prompts: list[list[int]],
         folder: Path,
     ) -> None:
-        self._what = args.what
         self._model = model
         self._folder = folder
         self._spec: dict[str, Any] = {
@@ -144,15 +151,14 @@ class Bench:
         for name in names:
             print(f"timing {name} ...", flush=True)
             others[name] = peers.measure(name, self._model, work_file, self._folder)
-        key = "step" if self._what == "step" else "gen"
-        seconds = on["stages"][key]
+        seconds = on["stages"]["step"]
         return {
             **on,
             "seconds": seconds,
             "logical_tokens_per_s": on["logical_tokens"] / seconds,
             "unique_tokens_per_s": on["unique_tokens"] / seconds,
             "stages_share_off": off["stages"],
-            "share_on_ratio": off["stages"][key] / seconds,
+            "share_on_ratio": off["stages"]["step"] / seconds,
             **ratios(on, others),
             "peers": others,
         }

@@ -15,6 +15,9 @@ PEERS = {
     "transformers_update": ("transformers", "transformers_update.py", ["--repeats", "2"]),
     "transformers_generate": ("transformers", "transformers_generate.py", ["--repeats", "1"]),
     "trl_step": ("trl", "trl_step.py", ["--repeats", "1"]),
+    "vllm": ("vllm", "vllm_rollout.py", []),
+    "transformers": ("transformers", "transformers_rollout.py", []),
+    "llama_cpp": ("llama_cpp", "llama_rollout.py", []),
 }
 
 
@@ -28,17 +31,32 @@ def find_root() -> Path:
     )
 
 
+def environment_of(name: str) -> Path:
+    return find_root() / "build" / "peers" / PEERS[name][0]
+
+
+def is_there(name: str) -> bool:
+    """Whether the peer's environment has been made."""
+    return (environment_of(name) / ".installed").is_file()
+
+
 def check(names: list[str]) -> None:
     """Raises UserError unless the environments of all of `names` are there."""
-    root = find_root()
     for name in names:
-        environment = root / "build" / "peers" / PEERS[name][0]
-        if not (environment / ".installed").is_file():
-            raise UserError(f"--peers: wanted {environment}, which is missing; run `make peers`")
+        if not is_there(name):
+            raise UserError(
+                f"--peers: wanted {environment_of(name)}, which is missing; run `make peers`"
+            )
 
 
-def measure(name: str, model: Path, work_file: Path, folder: Path) -> dict[str, Any]:
-    """Runs one peer to its end and returns its result file."""
+def measure(
+    name: str, model: Path, work_file: Path, folder: Path, repeats: int | None = None
+) -> dict[str, Any]:
+    """Runs one peer to its end and returns its result file.
+
+    Args:
+        repeats: Timed runs; None: those that the peer's entry names.
+    """
     root = find_root()
     environment, script, arguments = PEERS[name]
     result_file = folder / f"{name}.json"
@@ -47,6 +65,7 @@ def measure(name: str, model: Path, work_file: Path, folder: Path) -> dict[str, 
         str(root / "benchmarks" / "peers" / script),
         *("--model", str(model.resolve()), "--work", str(work_file), "--json", str(result_file)),
         *arguments,
+        *([] if repeats is None else ["--repeats", str(repeats)]),
     ]
     run(command, folder / f"{name}.log")
     return json.loads(result_file.read_text(encoding="utf-8"))

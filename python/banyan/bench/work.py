@@ -1,8 +1,8 @@
 """The work of a preset: the prompts, and what is generated from each.
 
-`gsm8k-8x8x128`: 8 prompts of GSM8K, 8 responses each of exactly 128 tokens. The questions come from
-$BANYAN_TEST_DATA, else ../shared/data; without either, prompts of about the same length are made
-up, and the result says so.
+`gsm8k-8x8x128`: 8 prompts of GSM8K, 8 responses each of exactly 128 tokens; `1x1`, `8x8` and `16x8`
+are prompts by responses of the same kind. The questions come from $BANYAN_TEST_DATA, else
+../shared/data; without either, prompts of about the same length are made up, and the result says so.
 """
 
 from __future__ import annotations
@@ -25,8 +25,13 @@ class Preset:
     micro_batch: int  # samples that end in one block
 
 
+ROLLOUT_PRESETS = ("1x1", "8x8", "16x8")  # what `banyan bench rollout` measures
+
 PRESETS = {
     "gsm8k-8x8x128": Preset(8, 8, 128, 8),
+    "1x1": Preset(1, 1, 128, 8),
+    "8x8": Preset(8, 8, 128, 8),
+    "16x8": Preset(16, 8, 128, 8),
     "tiny-2x2x8": Preset(2, 2, 8, 2),  # seconds even for a debug build; not a measurement
 }
 

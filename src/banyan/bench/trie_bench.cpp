@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <ctime>
 
+#include "banyan/bench/median.h"
 #include "banyan/bench/workload.h"
 #include "banyan/core/error.h"
 #include "banyan/core/memory.h"
@@ -17,12 +18,6 @@ namespace banyan::bench {
 namespace {
 
 constexpr double kMargin = 0.02;  // sharing.margin
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : 0.5 * (values[half - 1] + values[half]);
-}
 
 struct Timing {
   double wall = 0.0;  // planning included
