@@ -1,12 +1,17 @@
 // Resident memory of this process, from the kernel's accounting. Torch-free.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace banyan {
 
 // Bytes resident now; 0 where /proc is missing.
 int64_t resident_bytes();
+
+// Bytes of [data, data + num_bytes) that are in memory now, page by page; the range need not be
+// mapped any more. 0 where /proc is missing.
+int64_t resident_bytes_of(const void* data, size_t num_bytes);
 
 // Highest resident bytes since the process started or since the last reset.
 int64_t peak_resident_bytes();

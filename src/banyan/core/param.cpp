@@ -2,6 +2,9 @@
 
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
+#include <unordered_map>
+
 #include "banyan/core/error.h"
 
 namespace banyan {
@@ -13,7 +16,9 @@ int64_t ParamTable::add(std::string name, at::Tensor master) {
   return static_cast<int64_t>(params_.size()) - 1;
 }
 
-void ParamTable::on_repack(std::function<void()> repack) { repack_.push_back(std::move(repack)); }
+void ParamTable::on_repack(std::function<void()> repack, TakeMemory take) {
+  forms_.push_back({std::move(repack), std::move(take)});
+}
 
 void ParamTable::on_ensure_grads(std::function<void()> allocate) {
   allocate_.push_back(std::move(allocate));
@@ -54,7 +59,56 @@ void ParamTable::zero_grads() {
 }
 
 void ParamTable::repack() {
-  for (const auto& repack : repack_) repack();
+  BANYAN_ASSERT(has_masters_, "repack without masters");
+  for (const Form& form : forms_) form.repack();
+  has_forms_ = true;
+}
+
+std::vector<c10::Storage> ParamTable::take_forms() {
+  std::vector<c10::Storage> out;
+  if (!has_forms_) return out;
+  has_forms_ = false;
+  for (const Form& form : forms_) {
+    if (form.take) form.take(out);
+  }
+  return out;
+}
+
+// Params may be row ranges of one matrix: a storage that is empty already was another's.
+std::vector<c10::Storage> ParamTable::take_masters() {
+  std::vector<c10::Storage> out = take_forms();
+  if (!has_masters_) return out;
+  has_masters_ = false;
+  for (const Param& param : params_) {
+    c10::StorageImpl* storage = param.master.storage().unsafeGetStorageImpl();
+    const size_t num_bytes = storage->nbytes();
+    if (num_bytes == 0) continue;
+    at::DataPtr memory = storage->set_data_ptr(storage->allocator()->allocate(0));
+    storage->set_nbytes(0);
+    out.emplace_back(c10::Storage::use_byte_size_t(),
+                     num_bytes,
+                     std::move(memory),
+                     storage->allocator(),
+                     /*resizable=*/false);
+  }
+  return out;
+}
+
+void ParamTable::restore_masters() {
+  if (has_masters_) return;
+  std::unordered_map<c10::StorageImpl*, int64_t> num_elements;  // up to the end of the last view
+  for (const Param& param : params_) {
+    int64_t& end = num_elements[param.master.storage().unsafeGetStorageImpl()];
+    end = std::max(end, param.master.storage_offset() + param.master.numel());
+  }
+  for (const Param& param : params_) {
+    c10::StorageImpl* storage = param.master.storage().unsafeGetStorageImpl();
+    if (storage->nbytes() != 0) continue;
+    const size_t num_bytes = num_elements.at(storage) * param.master.element_size();
+    storage->set_data_ptr_noswap(storage->allocator()->allocate(num_bytes));
+    storage->set_nbytes(num_bytes);
+  }
+  has_masters_ = true;
 }
 
 }  // namespace banyan

@@ -1,7 +1,11 @@
 // ParamTable: what the optimizer, the checkpoint and (later) the parallel layers see of a model. A
 // parameter is a named fp32 master with a gradient buffer; the compute form (packed bf16, plain
 // copy, ...) belongs to the layer that reads it, which registers `repack` to rebuild it from the
-// master.
+// master, and what else is derived from weights does likewise: a change of the weights is followed
+// by one repack() and then nothing old is left.
+//
+// Memory can be given back while a model is not used: the forms alone (they are built again from
+// the masters), or masters too (somebody brings their values again).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,8 +28,10 @@ class ParamTable {
  public:
   // Adds a parameter; throws [banyan bug] on a duplicate name. The index is stable.
   int64_t add(std::string name, at::Tensor master);
-  // Registers the function that rebuilds one compute form after masters changed.
-  void on_repack(std::function<void()> repack);
+  // Registers the function that rebuilds one compute form after masters changed and, if the form
+  // has memory of its own, the one that moves that out of the form.
+  using TakeMemory = std::function<void(std::vector<c10::Storage>& out)>;
+  void on_repack(std::function<void()> repack, TakeMemory take = nullptr);
   // Registers the function that lends a gradient buffer to one or more params (fused matrices).
   void on_ensure_grads(std::function<void()> allocate);
 
@@ -40,9 +46,26 @@ class ParamTable {
   void zero_grads();
   void repack();  // masters -> compute forms, in registration order
 
+  // False between take_forms() and the next repack(): the model must not be run.
+  bool has_forms() const { return has_forms_; }
+  // False between take_masters() and restore_masters().
+  bool has_masters() const { return has_masters_; }
+  // The memory of the compute forms, or of the masters and the forms, to be freed by dropping what
+  // is returned; nothing if it is gone already. Masters keep their shapes and lose their values.
+  std::vector<c10::Storage> take_forms();
+  std::vector<c10::Storage> take_masters();
+  // Memory for the masters, with undefined values.
+  void restore_masters();
+
  private:
+  struct Form {
+    std::function<void()> repack;
+    TakeMemory take;
+  };
   std::vector<Param> params_;
-  std::vector<std::function<void()>> repack_;
+  std::vector<Form> forms_;
+  bool has_forms_ = true;
+  bool has_masters_ = true;
   std::vector<std::function<void()>> allocate_;
 };
 

@@ -20,6 +20,14 @@ struct Sample {
 
 enum class FinishReason : uint8_t { kStop, kLength, kAbort, kRepetition };
 
+// Tokens [start, end) of a response were drawn from the weights of `epoch`.
+struct WeightSpan {
+  int64_t epoch = 0;    // +1 at each change of the weights
+  std::string version;  // its label
+  int32_t start = 0;
+  int32_t end = 0;
+};
+
 // One response of the rollout with all that training needs of it. All vectors are of the response's
 // length.
 struct Trajectory {
@@ -34,6 +42,9 @@ struct Trajectory {
                                          // where nothing was cut off
   std::optional<double> reward_model_score;  // of a reward model, before the host scores
   FinishReason finish = FinishReason::kStop;
+  // Which weights drew which tokens, ascending; empty where that is not known. More than one span
+  // for a response that went on after an update.
+  std::vector<WeightSpan> weight_spans;
 };
 
 // The reward of one trajectory, as the host's scorer reports it.

@@ -7,40 +7,14 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
 
-#include <set>
-
 #include "banyan/core/error.h"
 #include "banyan/io/files.h"
 #include "banyan/io/safetensors.h"
-#include "banyan/models/architecture.h"
 #include "banyan/models/decoder_lm.h"
+#include "banyan/models/detail/stored_weights.h"
 
 namespace banyan::models {
 namespace {
-
-constexpr const char* kHead = "lm_head.weight";
-constexpr const char* kValueWeight = "score.weight";
-constexpr const char* kValueBias = "score.bias";
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
-constexpr size_t kMaxNamesShown = 200;
-
-nn::DecoderOptions read_options(const HfConfig& config, const std::string& where) {
-  ReadConfig read = nullptr;
-  try {
-    read = architectures().get(config.model_type());
-  } catch (const std::invalid_argument& error) {
-    throw FileError(where + ": model_type: " + error.what());
-  }
-  return read(config);
-}
-
-bool is_value_head(const std::string& name) { return name == kValueWeight || name == kValueBias; }
-
-// True for a tensor of the files that the model need not have.
-bool is_ignored(const std::string& name, const nn::DecoderOptions& shape) {
-  const bool ignores_head = shape.tied || shape.head == HeadKind::kValue;
-  return name.ends_with(".rotary_emb.inv_freq") || (ignores_head && name == kHead);
-}
 
 // The structure under `options`: a value head has a bias if the files hold one; a new head has it
 // on demand.
@@ -53,75 +27,18 @@ nn::DecoderOptions with_head(nn::DecoderOptions shape,
   return shape;
 }
 
-// "; <label>: a, b, c", or nothing if the list is empty.
-std::string listed(const char* label, const std::vector<std::string>& names) {
-  std::string out;
-  for (size_t i = 0; i < names.size() && i < kMaxNamesShown; ++i) {
-    out += (i ? ", " : detail::concat("; ", label, ": ")) + names[i];
-  }
-  if (names.size() > kMaxNamesShown) {
-    out += detail::concat(" and ", names.size() - kMaxNamesShown, " more");
-  }
-  return out;
-}
-
 // Compares names and shapes with those of a model that is built without memory, so that a config
 // that lies about its sizes is refused before anything is allocated.
-void check_tensors(const std::string& directory,
-                   const io::HfWeights& weights,
-                   const std::string& architecture,
-                   const nn::DecoderOptions& shape) {
+void check_directory(const std::string& directory,
+                     const io::HfWeights& weights,
+                     const std::string& architecture,
+                     const nn::DecoderOptions& shape) {
   DecoderLM outline(architecture,
                     shape,
                     {{.dtype = at::kFloat, .device = at::kMeta, .kernels = Kernels::kAten}, false});
-  std::vector<std::string> missing;
-  std::vector<std::string> unexpected;
-  std::vector<std::string> misshapen;
-  std::set<std::string> wanted;
-  for (const Param& param : outline.params().params()) {
-    wanted.insert(param.name);
-    if (is_value_head(param.name) && !weights.contains(kValueWeight)) continue;
-    if (!weights.contains(param.name)) {
-      missing.push_back(param.name);
-    } else if (const auto& sizes = weights.entry(param.name).shape; sizes != param.master.sizes()) {
-      misshapen.push_back(detail::concat(
-          param.name, " (wanted ", param.master.sizes(), ", got ", at::IntArrayRef(sizes), ")"));
-    }
-  }
-  for (const std::string& name : weights.names()) {
-    if (wanted.count(name) || is_ignored(name, shape)) continue;
-    unexpected.push_back(io::printable(name));
-  }
-  if (missing.empty() && unexpected.empty() && misshapen.empty()) return;
-  throw FileError(directory + ": the tensors are not those of config.json" +
-                  listed("missing", missing) + listed("unexpected", unexpected) +
-                  listed("of another shape", misshapen));
-}
-
-// A stored weight as a floating-point tensor of the given shape.
-at::Tensor read_float(const io::HfWeights& weights,
-                      const std::string& name,
-                      const std::vector<int64_t>& shape) {
-  at::Tensor tensor = weights.read(name, shape);
-  const at::ScalarType type = tensor.scalar_type();
-  if (type != at::kFloat && type != at::kBFloat16 && type != at::kHalf && type != at::kDouble) {
-    throw FileError(name + ": wanted F32, BF16, F16 or F64, got " + weights.entry(name).stored);
-  }
-  return tensor;
-}
-
-void check_tied_head(const std::string& directory,
-                     const io::HfWeights& weights,
-                     const nn::DecoderOptions& shape) {
-  if (!shape.tied || shape.head == HeadKind::kValue || !weights.contains(kHead)) return;
-  const std::vector<int64_t> sizes = {shape.vocab, shape.hidden};
-  const at::Tensor head = read_float(weights, kHead, sizes);
-  const at::Tensor embedding = read_float(weights, kEmbedding, sizes);
-  if (!head.to(at::kFloat).equal(embedding.to(at::kFloat))) {
-    throw FileError(directory + ": " + kHead +
-                    ": differs from model.embed_tokens.weight, though config.json ties them "
-                    "(tie_word_embeddings)");
-  }
+  const detail::HeadChoice head = {shape.tied, shape.head, /*may_be_missing=*/true};
+  detail::check_tensors(directory, weights, outline.params(), head);
+  detail::check_tied_head(directory, weights, outline.params(), head);
 }
 
 at::Tensor normal(at::IntArrayRef sizes, double std, at::Generator& generator) {
@@ -130,7 +47,7 @@ at::Tensor normal(at::IntArrayRef sizes, double std, at::Generator& generator) {
 
 void init_value_head(double std, uint64_t seed, CausalLM& model) {
   at::Generator generator = at::detail::createCPUGenerator(seed);
-  Param& weight = model.params().at(kValueWeight);
+  Param& weight = model.params().at(detail::kValueWeight);
   weight.master.copy_(normal(weight.master.sizes(), std, generator));
 }
 
@@ -140,15 +57,16 @@ std::unique_ptr<CausalLM> load_model(const std::string& directory, const LoadOpt
   const std::string where = directory + "/config.json";
   const HfConfig config(io::read_text(where), where);
   const io::HfWeights weights(directory);
-  const bool has_value_head = weights.contains(kValueWeight);
-  const nn::DecoderOptions shape =
-      with_head(read_options(config, where), options, has_value_head, weights.contains(kValueBias));
-  check_tensors(directory, weights, config.model_type(), shape);
+  const bool has_value_head = weights.contains(detail::kValueWeight);
+  const nn::DecoderOptions shape = with_head(detail::read_options(config, where),
+                                             options,
+                                             has_value_head,
+                                             weights.contains(detail::kValueBias));
+  check_directory(directory, weights, config.model_type(), shape);
   auto model = std::make_unique<DecoderLM>(config.model_type(), shape, options);
-  check_tied_head(directory, weights, shape);
   for (Param& param : model->params().params()) {
-    if (is_value_head(param.name) && !has_value_head) continue;
-    param.master.copy_(read_float(weights, param.name, param.master.sizes().vec()));
+    if (!has_value_head && detail::is_value_head(param.name)) continue;
+    param.master.copy_(detail::read_float(weights, param.name, param.master.sizes().vec()));
   }
   if (shape.head == HeadKind::kValue && !has_value_head) {
     init_value_head(config.initializer_range(), options.head_seed, *model);
@@ -166,8 +84,8 @@ std::unique_ptr<CausalLM> random_model(const std::string& config_json,
                                        const LoadOptions& options) {
   const std::string where = "config.json";
   const HfConfig config(config_json, where);
-  const nn::DecoderOptions shape =
-      with_head(read_options(config, where), options, /*has_weight=*/false, /*has_bias=*/false);
+  const nn::DecoderOptions shape = with_head(
+      detail::read_options(config, where), options, /*has_weight=*/false, /*has_bias=*/false);
   auto model = std::make_unique<DecoderLM>(config.model_type(), shape, options);
   at::Generator generator = at::detail::createCPUGenerator(seed);
   for (Param& param : model->params().params()) {

@@ -56,9 +56,16 @@ Weight::Weight(ParamTable& table,
   compute_.out = out;
   compute_.in = in;
   add_params(table, parts, [](const Part& part) { return part.out; }, master_, grad_);
-  table.on_repack([this, options, with_backward] {
-    ops::pack_weight(master_, options, with_backward, compute_);
-  });
+  table.on_repack(
+      [this, options, with_backward] {
+        ops::pack_weight(master_, options, with_backward, compute_);
+      },
+      [this](std::vector<c10::Storage>& out) {
+        for (at::Tensor* form : {&compute_.plain, &compute_.packed, &compute_.packed_t}) {
+          if (form->defined() && !form->is_same(master_)) out.push_back(form->storage());
+          *form = at::Tensor();
+        }
+      });
 }
 
 Vector::Vector(ParamTable& table, std::vector<Part> parts, const ComputeOptions& options) {

@@ -28,14 +28,6 @@ struct TokenRecord {
   std::vector<int32_t> sampling_mask;  // ids that survived; only if asked for
 };
 
-// Tokens [start, end) of a response were drawn from the weights of `version`.
-struct WeightSpan {
-  int64_t epoch = 0;    // +1 at each switch
-  std::string version;  // label
-  int32_t start = 0;
-  int32_t end = 0;
-};
-
 struct Event {
   std::string request;  // Request::id
   int32_t index = 0;    // of the response
@@ -45,6 +37,7 @@ struct Event {
   FinishReason finish = FinishReason::kStop;
   int32_t stop_token = -1;   // the stop_token_ids entry that ended it
   int32_t stop_string = -1;  // index into SamplingParams::stop
+  int64_t text_bytes = -1;   // with stop_string: bytes of the response before the match
   std::string error;         // the response failed: what a user may read
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;  // of the prompt, that were not computed for this group
