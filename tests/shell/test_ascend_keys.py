@@ -34,6 +34,10 @@ HONOURED = [
     (f"{R}.max_num_batched_tokens", "16384"),
     (f"{R}.enable_prefix_caching", "true"),
     (f"{R}.n", "8"),
+    (f"{R}.name", "vllm"),
+    (f"{R}.name", "sglang"),
+    (f"{R}.free_cache_engine", "true"),
+    (f"{R}.load_format", "safetensors"),
     ("data.shuffle", "false"),
     ("trainer.device", "npu"),
     (f"{A}.prefix_sharing_config.backend", "flash_atten_npu"),
@@ -87,25 +91,24 @@ EQUIVALENT = [
     (f"{O}.use_naive_l2norm", "true"),
     (f"{O}.use_triton_gdn", "true"),
     (f"{O}.use_ascend_gdn", "true"),
-    (f"{R}.name", "vllm"),
-    (f"{R}.name", "sglang"),
     (f"{R}.tensor_model_parallel_size", "4"),
     (f"{R}.enforce_eager", "true"),
-    (f"{R}.free_cache_engine", "true"),
-    (f"{R}.load_format", "safetensors"),
     (f"{R}.disable_log_stats", "false"),
     (f"{R}.skip_tokenizer_init", "true"),
     (f"{R}.checkpoint_engine.update_weights_bucket_megabytes", "4096"),
-    (f"{VLLM}.compilation_config.cudagraph_mode", "FULL_DECODE_ONLY"),
-    (f"{VLLM}.compilation_config.cudagraph_capture_sizes", "[8,16]"),
-    (f"{VLLM}.additional_config.enable_cpu_binding", "true"),
-    (f"{VLLM}.async_scheduling", "true"),
-    (f"{VLLM}.mm_processor_cache_gb", "0"),
-    (f"{SGLANG}.attention_backend", "ascend"),
-    (f"{SGLANG}.deepep_mode", "auto"),
-    (f"{SGLANG}.moe_a2a_backend", "deepep"),
-    (f"{SGLANG}.enable_dp_attention", "true"),
-    (f"{SGLANG}.chunked_prefill_size", "-1"),
+]
+# engine_kwargs: (key, value, what is said); read with the engine's name
+ENGINE = [
+    (f"{VLLM}.compilation_config.cudagraph_mode", "FULL_DECODE_ONLY", "neither compiled"),
+    (f"{VLLM}.compilation_config.cudagraph_capture_sizes", "[8,16]", "neither compiled"),
+    (f"{VLLM}.additional_config.enable_cpu_binding", "true", "platform plug-in"),
+    (f"{VLLM}.async_scheduling", "true", "next pass is planned"),
+    (f"{VLLM}.mm_processor_cache_gb", "0", "text only"),
+    (f"{SGLANG}.attention_backend", "ascend", "chosen by the device"),
+    (f"{SGLANG}.deepep_mode", "auto", "models are dense"),
+    (f"{SGLANG}.moe_a2a_backend", "deepep", "models are dense"),
+    (f"{SGLANG}.enable_dp_attention", "true", "one process"),
+    (f"{SGLANG}.chunked_prefill_size", "-1", None),
 ]
 # (key, a value that banyan cannot give, a value that it takes)
 REFUSED = [
@@ -169,6 +172,24 @@ def test_equivalent(key, value):
     assert len(notes[0].split(": equivalent, ")[1]) > 10
 
 
+@pytest.mark.parametrize(("key", "value", "said"), ENGINE)
+def test_engine_kwargs(key, value, said):
+    engine = "vllm" if key.startswith(VLLM) else "sglang"
+    config = resolved(f"+{key}={value}", f"{R}.name={engine}", "trainer.device=npu")
+    notes = [note for note in config.notes if ".".join(key.split(".")[:5]) in note]
+    if said is None:
+        assert config[f"{R}.enable_chunked_prefill"] is False
+    else:
+        assert len(notes) == 1
+        assert "no effect" in notes[0]
+        assert said in notes[0]
+
+
+def test_kernels_of_another_device_are_refused():
+    argv = [f"+{SGLANG}.attention_backend=ascend", f"{R}.name=sglang"]
+    assert "wanted kernels of cpu, got ascend, which are npu's" in error_of(*argv)
+
+
 @pytest.mark.parametrize(("key", "wrong", "right"), REFUSED)
 def test_refused(key, wrong, right):
     text = error_of(f"+{key}={wrong}")
@@ -214,10 +235,11 @@ def test_an_unknown_override_key_is_an_error_with_the_nearest_name():
 
 
 def test_an_engine_that_nobody_knows_is_an_error():
-    assert "wanted one of vllm, sglang" in error_of(f"{R}.name=vlm")
+    assert "wanted one of banyan, vllm, sglang" in error_of(f"{R}.name=vlm")
     notes = [note for note in resolved(f"{R}.name=vllm").notes if f"{R}.name" in note]
     assert notes == [
-        f"{R}.name=vllm: equivalent, the built-in engine generates, since no server address is given"
+        f"{R}.name=vllm: the engine of this process generates, since no {R}.server_urls are given; "
+        "engine_kwargs.vllm are read as vLLM means them"
     ]
 
 
@@ -235,7 +257,7 @@ def test_the_lists_above_hold_every_key_of_the_documents():
         )
     }
     sections = set(SHORT.values()) | {SGLANG}
-    listed = {key for key, *_ in HONOURED + EQUIVALENT} | {key for key, *_ in REFUSED}
+    listed = {key for key, *_ in [*HONOURED, *EQUIVALENT, *ENGINE, *REFUSED]}
     assert len(named) > 80
     assert sorted(named - sections - listed) == []
     assert [key for key in sorted(named) if not is_known(key)] == []

@@ -173,7 +173,7 @@ def test_a_refused_key_may_carry_verls_default():
 def test_free_form_nodes_take_anything_below_them():
     config = tree_of(
         "+data.apply_chat_template_kwargs.enable_thinking=False",
-        "+actor_rollout_ref.rollout.engine_kwargs.vllm.any_option=1",
+        "+actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.any_option=1",
     )
     assert config["data.apply_chat_template_kwargs"] == {"enable_thinking": False}
     assert len(config.notes) == 1

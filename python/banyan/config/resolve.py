@@ -17,6 +17,7 @@ from banyan.config import (
     arguments,
     checks,
     finetune_checks,
+    rollout,
     schema,
     sharing,
     spellings,
@@ -74,6 +75,8 @@ def resolve(
     notes += _check_unread(leaves, args.removed, trainer)
     values = _check_honoured(leaves, args.removed, partial, trainer)
     rules = _rules(trainer)
+    if trainer == "ppo":
+        notes += rollout.apply(values)
     notes += rules.rename(values)
     if not partial:
         rules.check_between_keys(values)

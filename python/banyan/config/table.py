@@ -33,7 +33,7 @@ class Entry:
 
     def is_default(self, value: Any) -> bool:
         """True if `value` is verl's default, so that a refused key may carry it."""
-        return any(_same(value, text) for text in self.default.split(" | "))
+        return any(same(value, text) for text in self.default.split(" | "))
 
 
 def file_of(trainer: str) -> str:
@@ -84,7 +84,8 @@ def sections(trainer: str = "ppo") -> frozenset[str]:
     )
 
 
-def _same(value: Any, text: str) -> bool:
+def same(value: Any, text: str) -> bool:
+    """True if `value` is what `text` reads as in YAML."""
     if text in _NODES:
         return value is None or value == {}
     ours, theirs = _number_or_self(value), _number_or_self(_load(text))

@@ -112,7 +112,22 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   std::optional<int64_t> max_model_len;
   bool enable_chunked_prefill;
   bool enable_prefix_caching;
-  std::string dtype;  // bfloat16 | float32: compute type of actor and rollout alike
+  std::string scheduling_policy;  // group | fcfs | priority
+  double repetition_penalty;      // training and validation
+  double over_sample_rate;        // share of a batch's groups that may be left unfinished
+  bool enable_sleep_mode;
+  bool free_cache_engine;  // with enable_sleep_mode: the pool's memory is given back between phases
+  std::string dtype;       // bfloat16 | float32: compute type of actor and rollout alike
+};
+
+struct EngineConfig {                            // banyan.engine, what verl has in engine_kwargs
+  std::optional<int64_t> kv_cache_memory_bytes;  // before the two shares of the memory
+  std::optional<double> mem_fraction_static;     // before gpu_memory_utilization
+  int64_t long_prefill_token_threshold;          // 0: no limit
+  int64_t prefill_schedule_interval;
+  double watermark;
+  double schedule_conservativeness;
+  bool grouped_attention;
 };
 
 struct KlControlConfig {  // algorithm.kl_ctrl
@@ -187,6 +202,7 @@ struct Config {
   CriticConfig critic;
   std::optional<std::string> critic_model_path;  // critic.model.path; the actor's otherwise
   RolloutConfig rollout;
+  EngineConfig engine;
   AlgorithmConfig algorithm;
   RewardModelConfig reward_model;
   TrainerConfig trainer;

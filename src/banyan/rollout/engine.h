@@ -27,6 +27,8 @@ struct EngineOptions {
   int32_t max_num_batched_tokens = 2048;  // tokens of one forward pass
   int64_t kv_bytes = 0;                   // KV pool; 0: a share of the machine's free memory
   double memory_share = 0.5;              // that share
+  double mem_fraction_static = 0.0;       // SGLang's: weights and KV pool together, of all the
+                                          // device's memory; 0: memory_share
   int64_t max_model_len = 0;              // prompt + response; 0, or more than it has: the model's
   bool share_prefix = true;               // false: every sequence prefills its own prompt
   bool enable_chunked_prefill = true;

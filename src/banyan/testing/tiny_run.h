@@ -117,7 +117,19 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   rollout.max_num_batched_tokens = 2048;
   rollout.enable_chunked_prefill = true;
   rollout.enable_prefix_caching = true;
+  rollout.scheduling_policy = "group";
+  rollout.repetition_penalty = 1.0;
+  rollout.over_sample_rate = 0.0;
+  rollout.enable_sleep_mode = true;
+  rollout.free_cache_engine = true;
   rollout.dtype = "bfloat16";
+  config.engine = {.kv_cache_memory_bytes = {},
+                   .mem_fraction_static = {},
+                   .long_prefill_token_threshold = 0,
+                   .prefill_schedule_interval = 1,
+                   .watermark = 0.0,
+                   .schedule_conservativeness = 1.0,
+                   .grouped_attention = true};
   AlgorithmConfig& algorithm = config.algorithm;
   algorithm.adv_estimator = "grpo";
   algorithm.norm_adv_by_std_in_grpo = true;

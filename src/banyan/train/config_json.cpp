@@ -105,7 +105,22 @@ void read_rollout(const ConfigNode& node, RolloutConfig& rollout) {
   node.read("max_model_len", rollout.max_model_len);
   node.read("enable_chunked_prefill", rollout.enable_chunked_prefill);
   node.read("enable_prefix_caching", rollout.enable_prefix_caching);
+  node.read("scheduling_policy", rollout.scheduling_policy);
+  node.read("repetition_penalty", rollout.repetition_penalty);
+  node.read("over_sample_rate", rollout.over_sample_rate);
+  node.read("enable_sleep_mode", rollout.enable_sleep_mode);
+  node.read("free_cache_engine", rollout.free_cache_engine);
   node.read("dtype", rollout.dtype);
+}
+
+void read_engine(const ConfigNode& node, EngineConfig& engine) {
+  node.read("kv_cache_memory_bytes", engine.kv_cache_memory_bytes);
+  node.read("mem_fraction_static", engine.mem_fraction_static);
+  node.read("long_prefill_token_threshold", engine.long_prefill_token_threshold);
+  node.read("prefill_schedule_interval", engine.prefill_schedule_interval);
+  node.read("watermark", engine.watermark);
+  node.read("schedule_conservativeness", engine.schedule_conservativeness);
+  node.read("grouped_attention", engine.grouped_attention);
 }
 
 void read_trainer(const ConfigNode& node, TrainerConfig& trainer) {
@@ -169,6 +184,7 @@ Config config_from_json(const std::string& text) {
   read_optim(node("critic.optim."), config.critic.optim);
   node("critic.model.").read("path", config.critic_model_path);
   read_rollout(node("actor_rollout_ref.rollout."), config.rollout);
+  read_engine(node("banyan.engine."), config.engine);
   read_algorithm(node("algorithm."), config.algorithm);
   read_correction(node("algorithm.rollout_correction."), config.algorithm.rollout_correction);
   node("reward.reward_model.").read("enable", config.reward_model.enable);
