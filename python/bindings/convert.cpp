@@ -69,6 +69,8 @@ Trajectory trajectory_from(const py::dict& value) {
                out.response_mask.size());
   out.rollout_log_probs = get_or<std::vector<float>>(
       value, "rollout_log_probs", std::vector<float>(out.response.size(), 0.0f));
+  out.sampled_log_probs =
+      get_or<std::vector<float>>(value, "sampled_log_probs", std::vector<float>());
   out.finish = finish_from(get_or<std::string>(value, "finish", "stop"));
   return out;
 }

@@ -9,6 +9,7 @@
 #include "banyan/train/trainer.h"
 #include "banyan/train/update.h"
 #include "convert.h"
+#include "python_generator.h"
 #include "python_host.h"
 
 namespace banyan::bindings {
@@ -75,13 +76,21 @@ class PythonHost final : public PythonRunHost<Host> {
   }
 };
 
-py::dict run_train(const std::string& config_json, const py::object& host) {
+py::dict run_train(const std::string& config_json,
+                   const py::object& host,
+                   const py::object& generator) {
   const Config config = train::config_from_json(config_json);
   PythonHost python_host(host);
+  train::GeneratorFactory make_generator;
+  if (!generator.is_none()) {
+    make_generator = [&generator](models::CausalLM& actor) {
+      return std::make_unique<PythonGenerator>(generator, actor);
+    };
+  }
   train::TrainSummary summary;
   {
     py::gil_scoped_release release;
-    summary = train::train(config, python_host);
+    summary = train::train(config, python_host, make_generator);
   }
   py::dict out;
   out["first_step"] = summary.first_step;
@@ -218,7 +227,9 @@ void bind_train(py::module_& module) {
              &run_train,
              py::arg("config_json"),
              py::arg("host"),
-             "Runs the training loop; `host` has the methods of core/host.h.");
+             py::arg("generator") = py::none(),
+             "Runs the training loop; `host` has the methods of core/host.h, `generator` those of "
+             "python_generator.h (none: the built-in engine).");
   module.def(
       "total_steps",
       [](const std::string& config_json) {

@@ -13,16 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Request = dict[str, Any]
-# What the binding takes where a request gives nothing.
-_DEFAULTS = {
-    "max_tokens": 0,
-    "min_tokens": 0,
-    "eos_ids": [],
-    "stop_token_ids": [],
-    "stop": [],
-    "ignore_eos": False,
-}
-_DEFAULTS |= {"top_logprobs": -1, "prompt_logprobs": -1, "return_sampling_mask": False}
+_ALL_TOKENS = 1 << 30
 
 
 class RequestError(ValueError):
@@ -83,7 +74,6 @@ class FakeEngine:
         self._thread.join(timeout)
 
     def submit(self, request: Request) -> str:
-        request = {**request, "params": {**_DEFAULTS, **request["params"]}}
         self._check(request)
         with self._lock:
             if self.state == "paused":

@@ -46,3 +46,26 @@ def data_row(question: str = "2 + 3?", truth: str = "5", **changes) -> dict:
         "extra_info": {"index": 0},
         **changes,
     }
+
+
+def write_tiny_llama(directory: Path) -> Path:
+    """A random two-layer Llama with the byte tokenizer; its fp32 weights are saved as they are."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    write_model_dir(directory)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=288,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        eos_token_id=257,
+        bos_token_id=None,
+    )
+    (directory / "model.safetensors").unlink()
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return directory

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ def _train(config: Resolved, inputs: run_inputs.Inputs, core: Any, directory: Pa
     with (
         RewardManager(config.tree, directory / "reward.log") as rewards,
         Interrupt(log.say) as interrupt,
+        _generator(config, log.say) as generator,
     ):
         rewards.check_data_sources(inputs.data_sources())
         for line in [*config.notes, *inputs.notes]:
@@ -105,7 +107,7 @@ def _train(config: Resolved, inputs: run_inputs.Inputs, core: Any, directory: Pa
         algo_functions.register(core, config, algo_functions.load(config))
         host = Host(config, inputs, rewards, log, lambda: interrupt.asked)
         try:
-            outcome = _run_core(core, core_config, host)
+            outcome = _run_core(core, core_config, host, generator)
         finally:
             log.console.close()
             report = _write_report(directory, config, log.say, outcome)
@@ -115,10 +117,25 @@ def _train(config: Resolved, inputs: run_inputs.Inputs, core: Any, directory: Pa
     return 0
 
 
-def _run_core(core: Any, config_json: str, host: Any) -> dict[str, Any]:
-    """The core's summary. What it refuses before the first step is the user's mistake, later it is a failure."""
+def _generator(config: Resolved, say: Callable[[str], None]) -> Any:
+    """A context with the servers that generate; with None where the built-in engine does."""
+    if not config["actor_rollout_ref.rollout.server_urls"]:
+        return nullcontext()
     try:
-        return core.train(config_json, host)
+        from banyan.drivers import connect
+    except ImportError as error:
+        raise UserError(
+            "actor_rollout_ref.rollout.server_urls: wanted the package httpx for them, got none: "
+            "install banyan-rl[servers]"
+        ) from error
+    return connect.generator(config, say)
+
+
+def _run_core(core: Any, config_json: str, host: Any, generator: Any) -> dict[str, Any]:
+    """The core's summary. What it refuses before the first step is the user's mistake, later it is a failure."""
+    arguments = (config_json, host) if generator is None else (config_json, host, generator)
+    try:
+        return core.train(*arguments)
     except (ValueError, IndexError, TypeError, OSError) as error:
         if host.has_started:
             raise RunError(core_text(error)) from error

@@ -60,14 +60,17 @@ RolloutResult run_rollout(const Generation& with,
 
   RolloutResult result;
   Clock clock;
-  result.stats = with.engine.generate(
-      prompts, sampling_params(with.config, kind, step), [&](Trajectory&& trajectory) {
+  result.stats = with.generator.generate(
+      prompts,
+      sampling_params(with.config, kind, step),
+      [&](Trajectory&& trajectory) {
         if (kind == RolloutKind::kGreedy) {
           trajectory.index = static_cast<int32_t>(with.config.rollout.train.n);
         }
         if (with.reward_model == nullptr) with.host.submit(trajectory, validation);
         result.trajectories.push_back(std::move(trajectory));
-      });
+      },
+      /*should_stop=*/nullptr);
   result.generate_seconds = clock.lap();
   if (with.reward_model != nullptr) {
     with.reward_model->score(validation, with.host, result.trajectories);

@@ -30,7 +30,7 @@ enum class RolloutKind : uint8_t {
 
 struct Generation {
   const Config& config;
-  rollout::Engine& engine;
+  rollout::Generator& generator;
   RewardModel* reward_model;  // null: the host scores alone
   Host& host;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <utility>
 
 #include "banyan/checkpoint/checkpoint.h"
 #include "banyan/checkpoint/folder.h"
@@ -27,7 +28,7 @@ ComputeOptions compute_options(const Config& config) {
 
 class Run {
  public:
-  Run(const Config& config, Host& host)
+  Run(const Config& config, Host& host, const GeneratorFactory& make_generator)
       : config_(config),
         host_(host),
         observer_(config.sharing, RankInfo{.global_rank = 0}, [&host](const std::string& line) {
@@ -58,7 +59,9 @@ class Run {
       std::filesystem::create_directories(config.trainer.default_local_dir);
       cost_ = calibrate_once(*actor_, config.trainer.default_local_dir + "/cost_model.json");
     }
-    engine_ = std::make_unique<rollout::Engine>(*actor_, engine_options(config));
+    generator_ = make_generator
+                     ? make_generator(*actor_)
+                     : std::make_unique<rollout::Engine>(*actor_, engine_options(config));
   }
 
   TrainSummary run() {
@@ -82,6 +85,7 @@ class Run {
         summary_.stopped_early = true;
         break;
       }
+      hand_over_weights();
       const std::string position = host_.save_state();
       StepResult result = run_step(context, step_ + 1);
       if (!result.refused.empty()) {
@@ -103,7 +107,16 @@ class Run {
   }
 
  private:
-  Generation generation() { return {config_, *engine_, reward_model_.get(), host_}; }
+  Generation generation() { return {config_, *generator_, reward_model_.get(), host_}; }
+
+  // Whoever generates learns of new weights once, before it generates with them.
+  void hand_over_weights() {
+    if (handed_over_ == step_) return;
+    Clock clock;
+    generator_->weights_changed(step_);
+    handed_over_ = step_;
+    hand_over_seconds_ += clock.lap();
+  }
 
   checkpoint::Critic saved_critic() {
     return {&critic_->model(), &critic_->optimizer(), critic_->config_from()};
@@ -141,6 +154,7 @@ class Run {
     note_sharing(result.share);
     host_.on_samples(step_, /*validation=*/false, result.batch.trajectories, result.batch.scores);
     const bool last = step_ == num_steps_;
+    metrics["timing_s/update_weights"] = std::exchange(hand_over_seconds_, 0.0);
     Clock clock;
     if (due(config_.trainer.save_freq, step_)) {
       save(host_.save_state());
@@ -171,6 +185,7 @@ class Run {
   }
 
   Metrics validate() {
+    hand_over_weights();
     RolloutResult rollout =
         run_rollout(generation(), host_.validation_prompts(), RolloutKind::kValidation, step_);
     host_.on_samples(step_, /*validation=*/true, rollout.trajectories, rollout.scores);
@@ -219,7 +234,9 @@ class Run {
   std::unique_ptr<Critic> critic_;
   std::vector<std::string> critic_notes_;  // about its new head, if it has one
   std::unique_ptr<RewardModel> reward_model_;
-  std::unique_ptr<rollout::Engine> engine_;
+  std::unique_ptr<rollout::Generator> generator_;
+  int64_t handed_over_ = -1;        // step whose weights generate
+  double hand_over_seconds_ = 0.0;  // since the last step was logged
   trie::CostModel cost_;
   bool shares_ = true;  // what sharing.mode=auto decided last
   TrainSummary summary_;
@@ -227,6 +244,8 @@ class Run {
 
 }  // namespace
 
-TrainSummary train(const Config& config, Host& host) { return Run(config, host).run(); }
+TrainSummary train(const Config& config, Host& host, const GeneratorFactory& make_generator) {
+  return Run(config, host, make_generator).run();
+}
 
 }  // namespace banyan::train

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 
 #include "banyan/core/config.h"
 #include "banyan/core/host.h"
+#include "banyan/models/causal_lm.h"
+#include "banyan/rollout/generator.h"
 
 namespace banyan::train {
 
@@ -16,8 +20,14 @@ struct TrainSummary {
   bool stopped_early = false;  // the host asked to stop, or the data ended
 };
 
+// Makes what generates in place of the built-in engine. The actor is borrowed and outlives it.
+using GeneratorFactory =
+    std::function<std::unique_ptr<rollout::Generator>(models::CausalLM& actor)>;
+
 // Throws [config] for a bad value and FileError for a bad model or checkpoint before anything is
-// computed.
-TrainSummary train(const Config& config, Host& host);
+// computed. Without `make_generator` the built-in engine generates.
+TrainSummary train(const Config& config,
+                   Host& host,
+                   const GeneratorFactory& make_generator = nullptr);
 
 }  // namespace banyan::train

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "banyan/io/safetensors.h"
+#include "banyan/rollout/engine.h"
 #include "banyan/testing/fake_host.h"
 #include "banyan/testing/tiny_run.h"
 
@@ -70,6 +71,60 @@ TEST(Train, RolloutAndTrainerAgreeBitForBit) {
   for (const auto& [step, metrics] : host.logged) {
     EXPECT_EQ(metrics.at("training/rollout_probs_diff_valid"), 1.0);
     EXPECT_EQ(metrics.at("training/rollout_probs_diff_max"), 0.0) << "step " << step;
+  }
+}
+
+// The built-in engine behind the interface, counting what it is told.
+class CountingGenerator final : public rollout::Generator {
+ public:
+  CountingGenerator(models::CausalLM& actor, std::vector<std::string>& calls)
+      : engine_(actor, {.kv_bytes = 1 << 24}), calls_(calls) {}
+
+  rollout::GenerateStats generate(const std::vector<rollout::Prompt>& prompts,
+                                  const rollout::SamplingParams& params,
+                                  const rollout::OnFinished& on_finished,
+                                  const std::function<bool()>& should_stop) override {
+    calls_.push_back("generate");
+    return engine_.generate(prompts, params, on_finished, should_stop);
+  }
+  void weights_changed(int64_t version) override {
+    calls_.push_back("weights " + std::to_string(version));
+    engine_.weights_changed(version);
+  }
+
+ private:
+  rollout::Engine engine_;
+  std::vector<std::string>& calls_;
+};
+
+TEST(Train, TellsTheGeneratorOfEveryChangeBeforeItGenerates) {
+  const ScratchDir scratch("generator");
+  const std::string model = testing::write_tiny_model(scratch);
+  Config config = testing::tiny_config(model, scratch / "own");
+  config.trainer.total_training_steps = 2;
+  config.trainer.val_before_train = true;
+  config.trainer.test_freq = 2;
+  FakeHost own(prompts(), lucky_share);
+  train(config, own);
+
+  config.trainer.default_local_dir = scratch / "theirs";
+  FakeHost theirs(prompts(), lucky_share);
+  std::vector<std::string> calls;
+  train(config, theirs, [&calls](models::CausalLM& actor) {
+    return std::make_unique<CountingGenerator>(actor, calls);
+  });
+  const std::vector<std::string> wanted = {"weights 0",
+                                           "generate",  // validation
+                                           "generate",
+                                           "weights 1",
+                                           "generate",
+                                           "weights 2",
+                                           "generate"};  // validation
+  EXPECT_EQ(calls, wanted);
+  for (const int64_t step : {1, 2}) {
+    EXPECT_EQ(theirs.logged.at(step).at("actor/grad_norm"),
+              own.logged.at(step).at("actor/grad_norm"));
+    EXPECT_GE(theirs.logged.at(step).at("timing_s/update_weights"), 0.0);
   }
 }
 
