@@ -9,6 +9,7 @@
 #include "banyan/core/device.h"
 #include "banyan/core/host.h"
 #include "banyan/core/sample.h"
+#include "banyan/rollout/request.h"
 
 namespace banyan::bindings {
 
@@ -19,6 +20,10 @@ Trajectory trajectory_from(const py::dict& value);
 py::dict to_dict(const Score& score);
 Score score_from(const py::dict& value);
 
+// Keys are the fields of SamplingParams; "logit_bias" is {id: bias}, "repetition_detection" a dict,
+// "grammar" a TokenTable or None. Throws [rollout] for an unknown key.
+rollout::SamplingParams sampling_params_from(const py::dict& value);
+
 // Entry `key` of `options` as T, or `fallback` if absent.
 template <typename T>
 T get_or(const py::dict& options, const char* key, T fallback) {
@@ -27,6 +32,7 @@ T get_or(const py::dict& options, const char* key, T fallback) {
 
 void bind_model(py::module_& module);
 void bind_engine(py::module_& module);
+void bind_sampling(py::module_& module);
 void bind_train(py::module_& module);
 void bind_trie_view(py::module_& module);
 void bind_finetune(py::module_& module);

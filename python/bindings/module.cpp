@@ -29,6 +29,7 @@ PYBIND11_MODULE(_C, module) {
       "Which kernels this processor runs.");
   module.def("set_num_threads", &at::set_num_threads, py::arg("num_threads"));
   banyan::bindings::bind_model(module);
+  banyan::bindings::bind_sampling(module);
   banyan::bindings::bind_engine(module);
   banyan::bindings::bind_train(module);
   banyan::bindings::bind_trie_view(module);

@@ -13,7 +13,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Request = dict[str, Any]
-_ALL_TOKENS = 1 << 30
+# What the binding takes where a request gives nothing.
+_DEFAULTS = {
+    "max_tokens": 0,
+    "min_tokens": 0,
+    "eos_ids": [],
+    "stop_token_ids": [],
+    "stop": [],
+    "ignore_eos": False,
+}
+_DEFAULTS |= {"top_logprobs": -1, "prompt_logprobs": -1, "return_sampling_mask": False}
 
 
 class RequestError(ValueError):
@@ -74,6 +83,7 @@ class FakeEngine:
         self._thread.join(timeout)
 
     def submit(self, request: Request) -> str:
+        request = {**request, "params": {**_DEFAULTS, **request["params"]}}
         self._check(request)
         with self._lock:
             if self.state == "paused":

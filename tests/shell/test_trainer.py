@@ -262,7 +262,9 @@ def test_without_validation_data_the_core_validates_nothing(arguments):
 
 def test_the_first_interrupt_asks_to_stop():
     said = []
-    before = signal.getsignal(signal.SIGINT)  # ignored, where a shell started the tests in the background
+    before = signal.getsignal(
+        signal.SIGINT
+    )  # ignored, where a shell started the tests in the background
     with Interrupt(said.append) as interrupt:
         assert not interrupt.asked
         os.kill(os.getpid(), signal.SIGINT)

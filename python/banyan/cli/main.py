@@ -29,12 +29,14 @@ VERBS = {
         "banyan.convert.cli",
         "turn a GGUF file or a package with one into a model directory",
     ),
+    "chat": ("banyan.cli.chat", "talk to a model in the terminal"),
     "data": ("banyan.cli.data", "make or convert data files"),
     "config": ("banyan.cli.config", "show the resolved configuration, or explain a key"),
     "trie": ("banyan.cli.trie", "explain what sharing makes of a batch of token ids"),
     "serve": ("banyan.cli.serve", "serve a model over HTTP: OpenAI, vLLM and SGLang routes"),
     "bench": ("banyan.bench.cli", "time a step or a rollout"),
     "doctor": ("banyan.cli.doctor", "versions, processor, memory, devices, and what is missing"),
+    "completion": ("banyan.cli.completion", "print the completion script of a shell"),
 }
 _DONE, _FAILED, _WRONG_INPUT = 0, 1, 2
 

@@ -1,7 +1,7 @@
 """GET /metrics: Prometheus text under vLLM's names, and banyan's own.
 
 Counters and gauges of the engine are read when the page is asked for. Times are measured here, between the arrival of
-a request and the events of its responses; buckets are vLLM's. docs/guides/metrics.md lists the names.
+a request and the events of its responses; buckets are vLLM's. docs/guides/serving.md lists the names.
 """
 
 from __future__ import annotations

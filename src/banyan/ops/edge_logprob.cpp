@@ -180,17 +180,30 @@ at::Tensor edge_logprob_backward(const at::Tensor& hidden,
 at::Tensor head_logits(const at::Tensor& hidden,
                        const LinearWeight& head,
                        const ComputeOptions& options) {
+  at::Tensor logits;
+  head_logits_into(hidden, head, options, logits);
+  return logits;
+}
+
+void head_logits_into(const at::Tensor& hidden,
+                      const LinearWeight& head,
+                      const ComputeOptions& options,
+                      at::Tensor& logits) {
   check_hidden(hidden, head, options);
-  if (!is_native(options)) return aten::head_logits(hidden, head);
+  if (!is_native(options)) {
+    logits = aten::head_logits(hidden, head);
+    return;
+  }
   const at::Tensor rows = hidden.contiguous();
-  at::Tensor logits = at::empty({rows.size(0), head.out}, rows.options().dtype(at::kFloat));
+  if (!logits.defined() || logits.size(0) < rows.size(0)) {
+    logits = at::empty({rows.size(0), head.out}, rows.options().dtype(at::kFloat));
+  }
   kernels::gemm(rows.const_data_ptr<BFloat16>(),
                 rows.stride(0),
                 rows.size(0),
                 Panels{head.packed.const_data_ptr<BFloat16>(), head.in, head.out},
                 logits.data_ptr<float>(),
                 head.out);
-  return logits;
 }
 
 at::Tensor sum_squared_probabilities(const at::Tensor& hidden,

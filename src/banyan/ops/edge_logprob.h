@@ -60,6 +60,13 @@ at::Tensor head_logits(const at::Tensor& hidden,
                        const LinearWeight& head,
                        const ComputeOptions& options);
 
+// The same into the first B rows of `logits`, which grows where it is too small or undefined; with
+// the native kernels its memory is reused from call to call.
+void head_logits_into(const at::Tensor& hidden,
+                      const LinearWeight& head,
+                      const ComputeOptions& options,
+                      at::Tensor& logits);
+
 // log_softmax(z / tau)[token] of rows z [B, V] as edge_logprob_forward gives it, bit for bit. token
 // [B] int32.
 at::Tensor logits_logprob(const at::Tensor& logits,

@@ -5,6 +5,11 @@
 #include "banyan/core/error.h"
 
 namespace banyan::rollout {
+namespace {
+
+const std::vector<std::string> kNoTokenBytes;
+
+}  // namespace
 
 Call::Call(models::CausalLM& model,
            const EngineOptions& options,
@@ -30,11 +35,15 @@ Call::Call(models::CausalLM& model,
           num_pages,
           model.options()),
       runner_(model, kv_),
-      drawer_(model,
-              {.temperature = params.temperature, .top_p = params.top_p, .top_k = params.top_k}) {
+      drawer_(model) {
   for (const Group& group : groups_) {
     stats_.logical_prompt_tokens +=
         group.prompt_length() * static_cast<int64_t>(group.sequences.size());
+    SamplingParams own = params;
+    own.max_tokens = group.max_new;
+    plans_.push_back(std::make_unique<const SamplingPlan>(
+        own, group.prompt, /*original_prompt=*/0, kNoTokenBytes));
+    responses_.emplace_back(group.sequences.size(), ResponseState(*plans_.back()));
   }
 }
 
@@ -72,6 +81,7 @@ void Call::draw(const at::Tensor& hidden, const std::vector<DrawRow>& rows) {
     for (int32_t child = begin; child < end; ++child) {
       const Sequence& sequence = group.sequences[child];
       requests_.push_back({.row = static_cast<int32_t>(r),
+                           .response = &responses_[rows[r].group][child],
                            .key = {.seed = params_.seed,
                                    .step = params_.step,
                                    .row = static_cast<uint64_t>(group.row),
@@ -79,7 +89,7 @@ void Call::draw(const at::Tensor& hidden, const std::vector<DrawRow>& rows) {
                            .position = static_cast<uint64_t>(group.known(sequence))});
     }
   }
-  drawer_.draw(hidden, requests_, drawn_);
+  drawer_.draw(hidden, requests_, drawn_, /*with_raw=*/false);
   size_t next = 0;
   for (const DrawRow& row : rows) {
     const auto [begin, end] = children_of(row);
@@ -87,21 +97,19 @@ void Call::draw(const at::Tensor& hidden, const std::vector<DrawRow>& rows) {
   }
 }
 
-// Stop order: stop ids, then length (rollout specification 3.3).
 void Call::take(int32_t group_index, int32_t child, const Drawn& drawn) {
-  scheduler_.append(group_index, child, drawn.token, drawn.logprob);
-  if (params_.top_k > 0 || params_.top_p < 1.0) {
-    groups_[group_index].sequences[child].sampled_logprobs.push_back(drawn.logprob -
-                                                                     drawn.log_kept);
+  BANYAN_CHECK(drawn.status == DrawStatus::kDrawn,
+               "[rollout] ",
+               explain(drawn.status),
+               "; row ",
+               groups_[group_index].row);
+  scheduler_.append(group_index, child, drawn.record.token, drawn.logprob);
+  if (plans_[group_index]->truncates) {
+    groups_[group_index].sequences[child].sampled_logprobs.push_back(drawn.record.processed);
   }
   ++stats_.response_tokens;
-  const Group& group = groups_[group_index];
-  const auto& stops = params_.eos_ids;
-  if (!params_.ignore_eos && std::find(stops.begin(), stops.end(), drawn.token) != stops.end()) {
-    finish(group_index, child, FinishReason::kStop);
-  } else if (static_cast<int32_t>(group.sequences[child].response.size()) == group.max_new) {
-    finish(group_index, child, FinishReason::kLength);
-  }
+  const Ending ending = responses_[group_index][child].append(drawn.record.token);
+  if (ending) finish(group_index, child, ending.reason());
 }
 
 void Call::finish(int32_t group_index, int32_t child, FinishReason reason) {

@@ -7,13 +7,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "banyan/rollout/engine.h"
 #include "banyan/rollout/runner.h"
+#include "banyan/rollout/sampling/token_drawer.h"
 #include "banyan/rollout/scheduler.h"
-#include "banyan/rollout/token_drawer.h"
 
 namespace banyan::rollout {
 
@@ -40,6 +41,8 @@ class Call {
   const SamplingParams& params_;
   const OnFinished& on_finished_;
   std::vector<Group> groups_;
+  std::vector<std::unique_ptr<const SamplingPlan>> plans_;  // per group
+  std::vector<std::vector<ResponseState>> responses_;       // per group and child
   PagePool pages_;
   PrefixTree tree_;
   Scheduler scheduler_;

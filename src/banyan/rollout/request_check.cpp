@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "banyan/core/error.h"
+#include "banyan/rollout/sampling/limits.h"
 #include "banyan/rollout/scheduler.h"
 
 namespace banyan::rollout {
@@ -30,21 +31,7 @@ void check_options(const EngineOptions& options) {
 }
 
 void check_params(const SamplingParams& params, int64_t vocab) {
-  BANYAN_CHECK(std::isfinite(params.temperature) && params.temperature >= 0.0,
-               "[rollout] temperature: wanted a finite number >= 0 (below 1e-5: greedy), got ",
-               params.temperature);
-  BANYAN_CHECK(params.top_p > 0.0 && params.top_p <= 1.0,
-               "[rollout] top_p: wanted a share in (0, 1] (1: off), got ",
-               params.top_p);
-  BANYAN_CHECK(
-      params.top_k >= -1, "[rollout] top_k: wanted >= 1, or -1 or 0 (off), got ", params.top_k);
-  BANYAN_CHECK(params.max_tokens >= 1,
-               "[rollout] max_tokens: wanted >= 1 new token, got ",
-               params.max_tokens);
-  for (const int32_t id : params.eos_ids) {
-    BANYAN_CHECK(
-        id >= 0 && id < vocab, "[rollout] eos_ids: wanted token ids in [0, ", vocab, "), got ", id);
-  }
+  check_sampling(params, /*n=*/1, vocab, /*num_known=*/0);
 }
 
 void check_prompts(const std::vector<Prompt>& prompts,

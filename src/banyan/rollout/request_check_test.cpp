@@ -47,16 +47,16 @@ TEST(RequestCheck, SaysWhatIsWrong) {
     expect_error(prompts,
                  with([&](auto& params) { params.top_p = p; }),
                  {},
-                 "[rollout] top_p: wanted a share in (0, 1] (1: off), got ");
+                 "[rollout] top_p: wanted a number in (0, 1] (1: off), got ");
   }
   expect_error(prompts,
                with([](auto& p) { p.top_k = -2; }),
                {},
-               "[rollout] top_k: wanted >= 1, or -1 or 0 (off), got -2");
+               "[rollout] top_k: wanted an integer >= -1 (-1 or 0: off), got -2");
   expect_error(prompts,
                with([](auto& p) { p.max_tokens = 0; }),
                {},
-               "[rollout] max_tokens: wanted >= 1 new token, got 0");
+               "[rollout] max_tokens: wanted >= 1 new token (0 only scores");
   expect_error(prompts,
                with([](auto& p) { p.eos_ids = {2, 300}; }),
                {},

@@ -40,13 +40,22 @@ BANYAN_INLINE Lanes sum_lanes(const float* values) {
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
+// Sixteen lanes to one, in one tree.
+BANYAN_INLINE float sum_tree(float* lanes) {
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+  }
+  return lanes[0];
+}
+
 // Adds one row of one tile to the lanes of the row.
 BANYAN_MULTIVERSION
 void add_row(const float* z,
              int64_t columns,
              float inverse_temperature,
              bool with_entropy,
-             LaneState& state) {
+             LaneState& state,
+             TileMass* mass) {
   alignas(64) float s[kVocabTile];
   alignas(64) float p[kVocabTile];
   alignas(64) float max[kLanes];
@@ -79,8 +88,15 @@ void add_row(const float* z,
     const Lanes weighted = load(state.weighted) + load(shift) * load(state.sum);
     store(state.weighted, load(scale) * weighted + sum_lanes(s));
   }
-  store(state.sum, load(scale) * load(state.sum) + sum_lanes(p));
+  const Lanes tile_sum = sum_lanes(p);
+  store(state.sum, load(scale) * load(state.sum) + tile_sum);
   store(state.max, load(max));
+  if (mass == nullptr) return;
+  float most = max[0];
+  for (int64_t l = 1; l < kLanes; ++l) most = most < max[l] ? max[l] : most;
+  store(scale, tile_sum);
+  for (int64_t l = 0; l < kLanes; ++l) scale[l] *= exp_f32(max[l] - most);
+  *mass = {most, sum_tree(scale)};
 }
 
 }  // namespace
@@ -129,8 +145,14 @@ void reduce_tile(const float* z,
                  bool with_entropy,
                  LaneState* states) {
   for (int64_t row = 0; row < rows; ++row) {
-    add_row(z + row * ldz, columns, inverse_temperature, with_entropy, states[row]);
+    add_row(z + row * ldz, columns, inverse_temperature, with_entropy, states[row], nullptr);
   }
+}
+
+TileMass reduce_row(const float* z, int64_t columns, float inverse_temperature, LaneState& state) {
+  TileMass mass;
+  add_row(z, columns, inverse_temperature, /*with_entropy=*/false, state, &mass);
+  return mass;
 }
 
 void logits_logprob(const float* logits,

@@ -43,6 +43,10 @@ class ResponseState {
   const SamplingPlan& plan() const { return *plan_; }
   int32_t num_tokens() const { return num_tokens_; }
   bool below_min_tokens() const { return num_tokens_ < plan_->params.min_tokens; }
+  // The logits are changed before the next token is drawn.
+  bool edits() const { return plan_->edits || (below_min_tokens() && !plan_->end_ids.empty()); }
+  // Only temperature or argmax: the folded head may draw the next token.
+  bool plain() const { return !plan_->truncates && !plan_->collects && !edits(); }
   int32_t grammar_state() const { return grammar_state_; }
   // EOS may follow, and ends the response whatever ignore_eos says.
   bool grammar_may_end() const;

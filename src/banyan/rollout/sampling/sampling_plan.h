@@ -33,10 +33,8 @@ struct SamplingPlan {
   bool truncates;             // min_p, top_k or top_p cut something
   bool penalises;             // repetition, frequency or presence
   bool masks;                 // grammar or allowed ids: most of the vocabulary is barred
-  bool edits;                 // anything at all changes the logits before the temperature
-  bool collects;  // top log-probabilities or the sampling mask are wanted beside the token
-  // Only temperature or argmax: the folded head may draw it.
-  bool plain() const { return !truncates && !edits && !collects; }
+  bool edits;                 // the logits are changed at every token; min_tokens does so at first
+  bool collects;              // likely tokens or the sampling mask are wanted beside the token
 
   std::vector<int32_t> past;           // prompt from original_prompt on
   std::vector<int32_t> prompt_tokens;  // distinct, ascending; only with a repetition penalty

@@ -11,8 +11,8 @@
 
 #include "banyan/core/rng.h"
 #include "banyan/models/causal_lm.h"
-#include "banyan/rollout/event.h"
 #include "banyan/rollout/sampling/response_state.h"
+#include "banyan/rollout/sampling/row_sampler.h"
 
 namespace banyan::rollout {
 
@@ -24,20 +24,6 @@ struct DrawRequest {
   uint64_t position = 0;
 };
 
-enum class DrawStatus : uint8_t {
-  kDrawn,
-  kNotFinite,    // NaN or infinity among the logits: the weights may have diverged
-  kNothingLeft,  // masks, bad words and grammar together bar every token
-};
-
-struct Drawn {
-  DrawStatus status = DrawStatus::kDrawn;
-  // log_softmax(z' / T)[token], T = 1 when greedy, z' the logits after masks and penalties: the
-  // bits of scoring (ops/edge_logprob.h) where there are none. processed = this - log_kept_mass.
-  float logprob = 0.0f;
-  TokenRecord record;  // its vectors are kept and refilled: swap rather than move them out
-};
-
 class TokenDrawer {
  public:
   // `model` is borrowed.
@@ -46,9 +32,12 @@ class TokenDrawer {
 
   // requests sorted by row, one or more for each row of hidden [B, E]; fills `drawn` in their
   // order. A row that cannot be drawn from says so in its status and leaves the others alone.
+  // Without with_raw, record.raw is 0 where it would cost a reduction of its own (T other than 1,
+  // changed logits).
   void draw(const at::Tensor& hidden,
             const std::vector<DrawRequest>& requests,
-            std::vector<Drawn>& drawn);
+            std::vector<Drawn>& drawn,
+            bool with_raw = true);
 
   // Prompt log-probabilities: log_softmax(z) of row r at next[r], T = 1, no masks; out[r] is the
   // token itself, the num_top likeliest and `ids`, as TokenRecord::top. hidden [R, E], next [R].

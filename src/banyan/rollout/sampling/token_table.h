@@ -25,7 +25,12 @@ class TokenTable {
   // Tokens that may follow, ascending.
   const int32_t* begin(int32_t state) const { return tokens_.data() + offsets_[state]; }
   const int32_t* end(int32_t state) const { return tokens_.data() + offsets_[state + 1]; }
-  // The state after `token`; -1 if it may not follow.
+  // The largest token id; -1 if there is none.
+  int32_t max_token() const { return max_token_; }
+  int64_t num_bytes() const {
+    return static_cast<int64_t>(offsets_.size() * 8 + tokens_.size() * 8 + is_final_.size());
+  }
+  // The state after `token`; -1 if it may not follow. O(log tokens).
   int32_t next(int32_t state, int32_t token) const;
 
  private:
@@ -33,6 +38,7 @@ class TokenTable {
   std::vector<int32_t> tokens_;
   std::vector<int32_t> targets_;
   std::vector<uint8_t> is_final_;
+  int32_t max_token_ = -1;
 };
 
 }  // namespace banyan::rollout

@@ -1,0 +1,230 @@
+// Sampling: parameters, their limits, token tables, and rows of logits drawn outside an engine.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <set>
+
+#include "banyan/core/error.h"
+#include "banyan/rollout/sampling/limits.h"
+#include "banyan/rollout/sampling/outlines_index.h"
+#include "banyan/rollout/sampling/row_sampler.h"
+#include "banyan/rollout/sampling/token_table.h"
+#include "convert.h"
+
+namespace banyan::bindings {
+
+using rollout::SamplingParams;
+using rollout::TokenTable;
+
+namespace {
+
+template <typename T>
+using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
+template <typename T>
+std::vector<T> vector_of(const Array<T>& array) {
+  return {array.data(), array.data() + array.size()};
+}
+
+// Reads one entry after another and then refuses what is left.
+class Fields {
+ public:
+  Fields(const py::dict& from, const char* what) : from_(from), what_(what) {}
+
+  template <typename T>
+  void read(const char* key, T& into) {
+    known_.insert(key);
+    if (from_.contains(key)) into = from_[key].cast<T>();
+  }
+  py::object take(const char* key) {
+    known_.insert(key);
+    return from_.contains(key) ? py::object(from_[key]) : py::none();
+  }
+  void finish() const {
+    for (const auto& entry : from_) {
+      const auto key = entry.first.cast<std::string>();
+      std::string names;
+      for (const std::string& name : known_) names += (names.empty() ? "" : ", ") + name;
+      BANYAN_CHECK(
+          known_.count(key) == 1, "[rollout] ", what_, ": wanted ", names, "; got '", key, "'");
+    }
+  }
+
+ private:
+  const py::dict& from_;
+  const char* what_;
+  std::set<std::string> known_;
+};
+
+py::list top_list(const std::vector<rollout::TokenLogprob>& top) {
+  py::list out;
+  for (const auto& entry : top) out.append(py::make_tuple(entry.token, entry.logprob, entry.rank));
+  return out;
+}
+
+py::dict to_dict(const rollout::Limit& limit) {
+  const auto range = [](const rollout::Range& r) { return py::make_tuple(r.low, r.high); };
+  py::dict out;
+  out["name"] = limit.name;
+  out["integer"] = limit.integer;
+  out["above_low"] = limit.above_low;
+  out["engine"] = range(limit.engine);
+  out["openai"] = range(limit.openai);
+  out["sglang"] = range(limit.sglang);
+  out["note"] = limit.note;
+  return out;
+}
+
+py::dict sample_row(rollout::RowSampler& sampler,
+                    const py::dict& request,
+                    const std::vector<std::string>& token_bytes) {
+  const SamplingParams params = sampling_params_from(request["params"].cast<py::dict>());
+  const auto prompt = request["prompt"].cast<std::vector<int32_t>>();
+  const rollout::SamplingPlan plan(
+      params, prompt, get_or<int32_t>(request, "original_prompt", 0), token_bytes);
+  rollout::ResponseState state(plan);
+  for (const auto token : request["response"].cast<std::vector<int32_t>>()) state.append(token);
+  rollout::Drawn drawn;
+  sampler.draw(state, request["uniform"].cast<float>(), /*with_raw=*/true, drawn);
+  py::dict out;
+  out["drawn"] = drawn.status == rollout::DrawStatus::kDrawn;
+  out["token"] = drawn.record.token;
+  out["logprob"] = drawn.logprob;
+  out["raw"] = drawn.record.raw;
+  out["processed"] = drawn.record.processed;
+  out["log_kept_mass"] = drawn.record.log_kept_mass;
+  out["top"] = top_list(drawn.record.top);
+  out["sampling_mask"] = drawn.record.sampling_mask;
+  return out;
+}
+
+py::list sample_rows(const Array<float>& logits,
+                     const std::vector<py::dict>& requests,
+                     const std::vector<std::string>& token_bytes) {
+  BANYAN_CHECK(logits.ndim() == 2 && logits.shape(0) == static_cast<int64_t>(requests.size()),
+               "[sample_rows] logits: wanted [",
+               requests.size(),
+               ", V], one row per request");
+  std::vector<float> rows = vector_of(logits);
+  const auto vocab = static_cast<int32_t>(logits.shape(1));
+  rollout::RowSampler sampler(vocab);
+  py::list out;
+  for (size_t r = 0; r < requests.size(); ++r) {
+    sampler.load(rows.data() + r * vocab);
+    out.append(sample_row(sampler, requests[r], token_bytes));
+  }
+  return out;
+}
+
+}  // namespace
+
+SamplingParams sampling_params_from(const py::dict& value) {
+  SamplingParams params;
+  Fields fields(value, "sampling parameters");
+  fields.read("temperature", params.temperature);
+  fields.read("top_p", params.top_p);
+  fields.read("top_k", params.top_k);
+  fields.read("top_k_ties", params.top_k_ties);
+  fields.read("min_p", params.min_p);
+  fields.read("repetition_penalty", params.repetition_penalty);
+  fields.read("presence_penalty", params.presence_penalty);
+  fields.read("frequency_penalty", params.frequency_penalty);
+  fields.read("bad_words", params.bad_words);
+  fields.read("allowed_token_ids", params.allowed_token_ids);
+  fields.read("max_tokens", params.max_tokens);
+  fields.read("min_tokens", params.min_tokens);
+  fields.read("eos_ids", params.eos_ids);
+  fields.read("stop_token_ids", params.stop_token_ids);
+  fields.read("ignore_eos", params.ignore_eos);
+  fields.read("seed", params.seed);
+  fields.read("step", params.step);
+  fields.read("top_logprobs", params.top_logprobs);
+  fields.read("logprob_token_ids", params.logprob_token_ids);
+  fields.read("prompt_logprobs", params.prompt_logprobs);
+  fields.read("return_sampling_mask", params.return_sampling_mask);
+  fields.read("processed_logprobs", params.processed_logprobs);
+  fields.read("stop", params.stop);
+  const py::object bias = fields.take("logit_bias");
+  if (!bias.is_none()) {
+    for (const auto& [id, value_of] : bias.cast<py::dict>()) {
+      params.logit_bias.emplace_back(id.cast<int32_t>(), value_of.cast<float>());
+    }
+  }
+  const py::object repetition = fields.take("repetition_detection");
+  if (!repetition.is_none()) {
+    const py::dict from = repetition.cast<py::dict>();
+    Fields parts(from, "repetition_detection");
+    parts.read("max_pattern", params.repetition_detection.max_pattern);
+    parts.read("min_pattern", params.repetition_detection.min_pattern);
+    parts.read("min_count", params.repetition_detection.min_count);
+    parts.finish();
+  }
+  const py::object grammar = fields.take("grammar");
+  if (!grammar.is_none()) params.grammar = grammar.cast<std::shared_ptr<TokenTable>>();
+  fields.finish();
+  return params;
+}
+
+void bind_sampling(py::module_& module) {
+  py::class_<TokenTable, std::shared_ptr<TokenTable>>(
+      module, "TokenTable", "A finite automaton over tokens, for structured output. Immutable.")
+      .def(py::init([](const Array<int64_t>& offsets,
+                       const Array<int32_t>& tokens,
+                       const Array<int32_t>& targets,
+                       const Array<uint8_t>& is_final) {
+             return std::make_shared<TokenTable>(
+                 vector_of(offsets), vector_of(tokens), vector_of(targets), vector_of(is_final));
+           }),
+           py::arg("offsets"),
+           py::arg("tokens"),
+           py::arg("targets"),
+           py::arg("is_final"),
+           "State s leads on by tokens[offsets[s]:offsets[s + 1]], ascending, to the targets in "
+           "the same places. State 0 is the start; in a final state EOS may follow.")
+      .def_static(
+          "from_outlines",
+          [](const py::bytes& index, int32_t end_token, int64_t max_bytes) {
+            const auto view = static_cast<std::string_view>(index);
+            py::gil_scoped_release release;
+            return std::make_shared<TokenTable>(
+                rollout::read_outlines_index(view, end_token, max_bytes));
+          },
+          py::arg("index"),
+          py::arg("end_token"),
+          py::arg("max_bytes"),
+          "From an Index of outlines_core 0.2 as it serialises it; `end_token` is the id that "
+          "stands "
+          "for the end of the text there.")
+      .def_property_readonly("num_states", &TokenTable::num_states)
+      .def_property_readonly("num_bytes", &TokenTable::num_bytes, "Memory it takes.")
+      .def("is_final", &TokenTable::is_final, py::arg("state"))
+      .def("next",
+           &TokenTable::next,
+           py::arg("state"),
+           py::arg("token"),
+           "The state after `token`; -1 if it may not follow.")
+      .def(
+          "allowed",
+          [](const TokenTable& table, int32_t state) {
+            return std::vector<int32_t>(table.begin(state), table.end(state));
+          },
+          py::arg("state"),
+          "Tokens that may follow, ascending.");
+  module.def(
+      "sampling_limits",
+      [] {
+        py::list out;
+        for (const rollout::Limit& limit : rollout::sampling_limits()) out.append(to_dict(limit));
+        return out;
+      },
+      "What each sampling parameter may be: in the engine, on OpenAI routes, on SGLang's.");
+  module.def("sample_rows",
+             &sample_rows,
+             py::arg("logits"),
+             py::arg("requests"),
+             py::arg("token_bytes") = std::vector<std::string>(),
+             "Draws one token from each row of logits [B, V]. A request holds `params`, `prompt`, "
+             "`response` so far and `uniform`.");
+}
+
+}  // namespace banyan::bindings

@@ -1,0 +1,155 @@
+// The rows get their logits, kHeadRows rows at a time, and a RowSampler per thread.
+#include "banyan/rollout/sampling/token_drawer.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+
+#include "banyan/core/error.h"
+#include "banyan/ops/edge_logprob.h"
+
+namespace banyan::rollout {
+namespace {
+
+// Rows whose logits stand at once: 25 MB for a vocabulary of 49,152.
+constexpr int64_t kHeadRows = 128;
+
+// The requests [begin, end) of one row.
+struct RowRequests {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+}  // namespace
+
+class TokenDrawer::Impl {
+ public:
+  explicit Impl(models::CausalLM& model) : model_(model) {}
+
+  void draw(const at::Tensor& hidden,
+            const std::vector<DrawRequest>& requests,
+            std::vector<Drawn>& drawn,
+            bool with_raw) {
+    drawn.resize(requests.size());
+    find_rows(requests);
+    std::vector<int32_t> index;
+    index.reserve(rows_.size());
+    for (const RowRequests& row : rows_) index.push_back(requests[row.begin].row);
+    for_each_row(hidden, index, [&](RowSampler& sampler, float* z, int64_t i) {
+      sampler.load(z);
+      for (int64_t r = rows_[i].begin; r < rows_[i].end; ++r) {
+        const DrawRequest& request = requests[r];
+        const float u = uniform(request.key, request.position);
+        sampler.draw(*request.response, u, with_raw, drawn[r]);
+      }
+    });
+  }
+
+  void score(const at::Tensor& hidden,
+             const std::vector<int32_t>& next,
+             int32_t num_top,
+             const std::vector<int32_t>& ids,
+             std::vector<std::vector<TokenLogprob>>& out) {
+    BANYAN_ASSERT(static_cast<int64_t>(next.size()) == hidden.size(0),
+                  "token drawer: a row without a next token");
+    out.resize(next.size());
+    std::vector<int32_t> index(next.size());
+    for (size_t r = 0; r < index.size(); ++r) index[r] = static_cast<int32_t>(r);
+    std::atomic<bool> finite{true};
+    for_each_row(hidden, index, [&](RowSampler& sampler, float* z, int64_t i) {
+      sampler.load(z);
+      if (!sampler.score(next[i], num_top, ids, out[i])) finite = false;
+    });
+    BANYAN_CHECK(finite, "[rollout] prompt: ", explain(DrawStatus::kNotFinite));
+  }
+
+ private:
+  void find_rows(const std::vector<DrawRequest>& requests) {
+    rows_.clear();
+    for (int64_t r = 0; r < static_cast<int64_t>(requests.size()); ++r) {
+      const DrawRequest& request = requests[r];
+      if (rows_.empty() || requests[r - 1].row != request.row) {
+        rows_.push_back({.begin = r, .end = r});
+      }
+      rows_.back().end = r + 1;
+    }
+  }
+
+  // Calls work(sampler, logits of hidden row index[i], i) for every i, in parallel. index ascends.
+  void for_each_row(const at::Tensor& hidden,
+                    const std::vector<int32_t>& index,
+                    const std::function<void(RowSampler&, float*, int64_t)>& work) {
+    const int64_t count = static_cast<int64_t>(index.size());
+    const int64_t vocab = model_.shape().vocab;
+    while (static_cast<int64_t>(samplers_.size()) < at::get_num_threads()) {
+      samplers_.push_back(std::make_unique<RowSampler>(static_cast<int32_t>(vocab)));
+    }
+    for (int64_t first = 0; first < count; first += kHeadRows) {
+      const int64_t rows = std::min(kHeadRows, count - first);
+      const at::Tensor logits = logits_of(hidden, index.data() + first, rows);
+      float* const z = logits.data_ptr<float>();
+      at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
+        RowSampler& sampler = *samplers_[at::get_thread_num()];
+        for (int64_t row = begin; row < end; ++row) work(sampler, z + row * vocab, first + row);
+      });
+    }
+  }
+
+  // [rows, V] fp32 on the CPU, in memory of this object's where the kernels are native.
+  at::Tensor logits_of(const at::Tensor& hidden, const int32_t* index, int64_t rows) {
+    at::Tensor chosen;
+    if (index[rows - 1] - index[0] == rows - 1) {
+      chosen = hidden.narrow(0, index[0], rows);
+    } else {
+      at::Tensor ids = at::empty({rows}, at::kInt);
+      std::copy(index, index + rows, ids.mutable_data_ptr<int32_t>());
+      chosen = at::index_select(hidden, 0, ids.to(hidden.device()));
+    }
+    ops::head_logits_into(chosen, model_.head(), model_.options(), logits_);
+    return logits_.narrow(0, 0, rows).to(at::kCPU, at::kFloat).contiguous();
+  }
+
+  models::CausalLM& model_;
+  std::vector<std::unique_ptr<RowSampler>> samplers_;  // one per thread
+  at::Tensor logits_;                                  // [>= rows, V]
+  std::vector<RowRequests> rows_;                      // reused, like the rest
+};
+
+TokenDrawer::TokenDrawer(models::CausalLM& model) : impl_(std::make_unique<Impl>(model)) {}
+TokenDrawer::~TokenDrawer() = default;
+
+void TokenDrawer::draw(const at::Tensor& hidden,
+                       const std::vector<DrawRequest>& requests,
+                       std::vector<Drawn>& drawn,
+                       bool with_raw) {
+  impl_->draw(hidden, requests, drawn, with_raw);
+}
+
+void TokenDrawer::score(const at::Tensor& hidden,
+                        const std::vector<int32_t>& next,
+                        int32_t num_top,
+                        const std::vector<int32_t>& ids,
+                        std::vector<std::vector<TokenLogprob>>& out) {
+  impl_->score(hidden, next, num_top, ids, out);
+}
+
+const char* explain(DrawStatus status) {
+  switch (status) {
+    case DrawStatus::kDrawn:
+      return "drawn";
+    case DrawStatus::kNotFinite:
+      return "logits: wanted finite numbers, got NaN or infinity; the weights may have diverged "
+             "(lower the learning rate)";
+    case DrawStatus::kNothingLeft:
+      return "sampling: wanted at least one token that may follow, got none: the structured "
+             "output, "
+             "allowed_token_ids, bad_words and min_tokens together bar them all";
+  }
+  return "";
+}
+
+}  // namespace banyan::rollout
