@@ -7,44 +7,46 @@
 #include <chrono>
 
 #include "banyan/rollout/call.h"
-#include "banyan/rollout/kv_budget.h"
+#include "banyan/rollout/memory/kv_budget.h"
 #include "banyan/rollout/request_check.h"
 
 namespace banyan::rollout {
 namespace {
 
 // One group per prompt; without sharing one per response.
-std::vector<Group> make_groups(const std::vector<Prompt>& prompts,
-                               int32_t max_tokens,
-                               int64_t max_len,
-                               bool share) {
-  std::vector<Group> groups;
+std::vector<CallGroup> make_groups(const std::vector<Prompt>& prompts,
+                                   const SamplingParams& params,
+                                   int64_t max_len,
+                                   bool share) {
+  std::vector<CallGroup> groups;
   for (const Prompt& prompt : prompts) {
     for (int32_t index = 0; index < prompt.n; ++index) {
       if (index == 0 || !share) {
-        Group& group = groups.emplace_back();
+        CallGroup& group = groups.emplace_back();
         group.row = prompt.row;
-        group.prompt = prompt.tokens;
-        const int64_t room = max_len - group.prompt_length();
-        group.max_new = static_cast<int32_t>(std::min<int64_t>(max_tokens, room));
+        group.first_index = index;
+        group.request.prompt = prompt.tokens;
+        group.request.n = share ? prompt.n : 1;
+        const int64_t room = max_len - static_cast<int64_t>(prompt.tokens.size());
+        group.request.max_new = static_cast<int32_t>(std::min<int64_t>(params.max_tokens, room));
+        group.request.ignore_eos = params.ignore_eos || params.eos_ids.empty();
       }
-      groups.back().sequences.emplace_back().index = index;
     }
   }
   return groups;
 }
 
 // Pages with which nothing ever waits: every trunk, and max_num_seqs of the longest children.
-int64_t pages_wanted(const std::vector<Group>& groups, bool share, int32_t max_num_seqs) {
+int64_t pages_wanted(const std::vector<CallGroup>& groups, bool share, int32_t max_num_seqs) {
   PagePool no_pages(0);
   PrefixTree tree(no_pages, share);
   int64_t num_sequences = 0;
   int64_t own = 0;
-  for (const Group& group : groups) {
-    tree.insert(group.prompt);
-    num_sequences += static_cast<int64_t>(group.sequences.size());
-    own = std::max<int64_t>(
-        own, pages_of_one(group.prompt_length(), group.max_new) - pages_for(group.prompt_length()));
+  for (const CallGroup& group : groups) {
+    tree.insert(group.request.prompt, /*salt=*/"");
+    num_sequences += group.request.n;
+    const int32_t length = static_cast<int32_t>(group.request.prompt.size());
+    own = std::max<int64_t>(own, pages_of_one(length, group.request.max_new) - pages_for(length));
   }
   return tree.num_nodes() + own * std::min<int64_t>(num_sequences, max_num_seqs);
 }
@@ -60,11 +62,11 @@ class Engine::Impl {
     if (options.max_model_len > 0) max_len_ = std::min(max_len_, options.max_model_len);
   }
 
-  std::vector<Group> accept(const std::vector<Prompt>& prompts,
-                            const SamplingParams& params) const {
+  std::vector<CallGroup> accept(const std::vector<Prompt>& prompts,
+                                const SamplingParams& params) const {
     check_params(params, model_.shape().vocab);
     check_prompts(prompts, options_, model_.shape().vocab, max_len_);
-    return make_groups(prompts, params.max_tokens, max_len_, options_.share_prefix);
+    return make_groups(prompts, params, max_len_, options_.share_prefix);
   }
 
   int64_t page_bytes() const {
@@ -93,17 +95,15 @@ GenerateStats Engine::generate(const std::vector<Prompt>& prompts,
                                const OnFinished& on_finished,
                                const std::function<bool()>& should_stop) {
   const auto start = std::chrono::steady_clock::now();
-  std::vector<Group> groups = impl_->accept(prompts, params);
+  std::vector<CallGroup> groups = impl_->accept(prompts, params);
   if (groups.empty()) return {};
   const EngineOptions& options = impl_->options_;
   const int64_t page_bytes = impl_->page_bytes();
   const int32_t num_pages =
       pool_pages(pages_wanted(groups, options.share_prefix, options.max_num_seqs),
                  page_bytes,
-                 options.kv_bytes,
-                 options.memory_share,
+                 {.kv_bytes = options.kv_bytes, .memory_share = options.memory_share},
                  impl_->model_.options().device);
-  check_fits(groups, num_pages, page_bytes);
   const at::NoGradGuard no_grad;
   Call call(impl_->model_, options, params, on_finished, std::move(groups), num_pages);
   GenerateStats stats = call.run(should_stop);

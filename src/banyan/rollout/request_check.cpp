@@ -4,7 +4,6 @@
 
 #include "banyan/core/error.h"
 #include "banyan/rollout/sampling/limits.h"
-#include "banyan/rollout/scheduler.h"
 
 namespace banyan::rollout {
 namespace {
@@ -74,24 +73,6 @@ void check_prompts(const std::vector<Prompt>& prompts,
                    " at position ",
                    t);
     }
-  }
-}
-
-void check_fits(const std::vector<Group>& groups, int32_t num_pages, int64_t page_bytes) {
-  for (const Group& group : groups) {
-    const int32_t needed = pages_of_one(group.prompt_length(), group.max_new);
-    BANYAN_CHECK(needed <= num_pages,
-                 "[rollout] kv pool: a prompt of ",
-                 group.prompt_length(),
-                 " tokens (row ",
-                 group.row,
-                 ") with ",
-                 group.max_new,
-                 " new ones can never fit: wanted ",
-                 needed * page_bytes,
-                 " bytes, got a pool of ",
-                 num_pages * page_bytes,
-                 "; raise gpu_memory_utilization (or kv_bytes) or lower response_length");
   }
 }
 

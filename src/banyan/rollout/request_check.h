@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "banyan/rollout/engine.h"
-#include "banyan/rollout/sequence.h"
 
 namespace banyan::rollout {
 
@@ -17,7 +16,5 @@ void check_prompts(const std::vector<Prompt>& prompts,
                    const EngineOptions& options,
                    int64_t vocab,
                    int64_t max_len);
-// Every group must fit the pool by itself, one response at a time.
-void check_fits(const std::vector<Group>& groups, int32_t num_pages, int64_t page_bytes);
 
 }  // namespace banyan::rollout

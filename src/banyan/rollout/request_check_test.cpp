@@ -95,12 +95,11 @@ TEST(RequestCheck, SaysWhatIsWrong) {
                "[rollout] gpu_memory_utilization: wanted a share in (0, 1], got 0");
   expect_error(prompts, fine, {.max_model_len = -1}, "[rollout] max_model_len: wanted >= 0");
   // One page of 2 layers, 2 heads, 64 positions, 16 elements, keys and values, bf16: 16384 bytes.
-  expect_error(
-      prompts,
-      make_params(100),
-      {.kv_bytes = 40000},
-      "[rollout] kv pool: a prompt of 25 tokens (row 100) with 100 new ones can never fit: "
-      "wanted 49152 bytes, got a pool of 32768; raise gpu_memory_utilization");
+  expect_error(prompts,
+               make_params(100),
+               {.kv_bytes = 40000},
+               "[rollout] kv pool: a prompt of 25 tokens with 100 new ones can never fit: "
+               "wanted 49152 bytes, got a pool of 32768 bytes; raise gpu_memory_utilization");
 }
 
 }  // namespace

@@ -11,9 +11,8 @@ namespace {
 static_assert(kPageTokens == ops::kPathTile);
 
 int32_t token_at(const Group& group, const Run& run, int32_t position) {
-  const int32_t in_response = position - group.prompt_length();
-  return in_response < 0 ? group.prompt[position]
-                         : group.sequences[run.child].response[in_response];
+  return run.child == kTrunk ? group.prompt()[position]
+                             : group.token_at(group.sequences[run.child], position);
 }
 
 // Rows drawn from, decodes first, as an index.
@@ -28,9 +27,7 @@ at::Tensor row_index(const Pass& pass) {
 
 }  // namespace
 
-at::Tensor Runner::run(const Pass& pass,
-                       const std::vector<Group>& groups,
-                       const Scheduler& scheduler) {
+at::Tensor Runner::run(const Pass& pass, const Scheduler& scheduler) {
   for (const PageCopy& copy : pass.copies) pool_.copy_page(copy.from, copy.to);
   if (!ids_.defined() || ids_.size(0) < pass.num_tokens) {
     ids_ = at::empty({pass.num_tokens}, at::kInt);
@@ -41,7 +38,7 @@ at::Tensor Runner::run(const Pass& pass,
   std::vector<ops::PagedRun> paged(pass.runs.size());
   for (size_t r = 0; r < pass.runs.size(); ++r) {
     const Run& run = pass.runs[r];
-    const Group& group = groups[run.group];
+    const Group& group = scheduler.group(run.group);
     for (int32_t i = 0; i < run.num_tokens; ++i) {
       const int32_t position = run.first_position + i;
       *ids++ = token_at(group, run, position);
@@ -49,7 +46,8 @@ at::Tensor Runner::run(const Pass& pass,
     }
     paged[r].num_tokens = run.num_tokens;
     paged[r].first_position = run.first_position;
-    scheduler.pages_of(run, paged[r].pages);
+    const std::span<const int32_t> pages = scheduler.pages_of(run);
+    paged[r].pages.assign(pages.begin(), pages.end());
   }
   ops::PagedAttention attention(pool_, std::move(paged));
   const at::Device device = model_.options().device;

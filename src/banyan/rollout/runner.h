@@ -9,7 +9,7 @@
 
 #include "banyan/models/causal_lm.h"
 #include "banyan/ops/paged_attention.h"
-#include "banyan/rollout/scheduler.h"
+#include "banyan/rollout/schedule/scheduler.h"
 
 namespace banyan::rollout {
 
@@ -20,7 +20,7 @@ class Runner {
 
   // Hidden rows [decodes + trunks, E] of the pass, decodes first, in the pass's order; undefined if
   // it draws nothing.
-  at::Tensor run(const Pass& pass, const std::vector<Group>& groups, const Scheduler& scheduler);
+  at::Tensor run(const Pass& pass, const Scheduler& scheduler);
 
  private:
   models::CausalLM& model_;

@@ -27,6 +27,7 @@ namespace banyan::rollout {
 
 class PrefixTree {
  public:
+  static constexpr int8_t kNoList = -1;
   struct Node {
     int32_t parent = -1;          // -1: a root
     int32_t first_position = 0;   // of its tokens on the path
@@ -38,10 +39,11 @@ class PrefixTree {
     std::vector<int32_t> tokens;  // 1..kPageTokens; none for a root
     int32_t end() const { return first_position + static_cast<int32_t>(tokens.size()); }
 
-    // Private to the tree: its place in the cache.
+    // The tree's own: its place in the cache, and the salt of a root.
     int32_t older = -1;
     int32_t newer = -1;
-    int8_t list = -1;
+    int8_t list = kNoList;
+    const std::string* salt = nullptr;
   };
   using Path = std::vector<int32_t>;  // nodes, root's child first
 
@@ -93,10 +95,13 @@ class PrefixTree {
 
   const Node& node(int32_t index) const { return nodes_[index]; }
   int32_t num_nodes() const;  // with tokens, of any generation
+  // Indices that node() takes; those not in use have no page.
+  int32_t num_indices() const { return static_cast<int32_t>(nodes_.size()); }
 
   static constexpr int32_t kMinCopiedTokens = 16;
 
  private:
+  enum : int8_t { kUnwanted = 0, kWanted = 1 };  // cached pages without and with users
   struct List {
     int32_t oldest = -1;
     int32_t newest = -1;
@@ -105,23 +110,24 @@ class PrefixTree {
   int32_t root_of(const std::string& salt, bool share);
   int32_t make_node(int32_t parent, const int32_t* tokens, int32_t count, int64_t generation);
   int32_t find_child(int32_t parent, const int32_t* tokens, int32_t count) const;
+  int32_t find_similar(int32_t parent, const std::vector<int32_t>& tokens, int32_t* count) const;
   void remove_if_unused(int32_t index);
   void unlink(int32_t index);
   void link_newest(int32_t index);
-  void drop_page(int32_t index);
-  void touch(const Path& path);
-  int32_t find_similar(int32_t parent, const std::vector<int32_t>& tokens, int32_t* count) const;
+  void free_page(int32_t index);
+  void take_hold(int32_t index);
+  void release(int32_t index);
 
   PagePool& pool_;
   bool share_;
   int64_t generation_ = 0;
   std::vector<Node> nodes_;
   std::vector<int32_t> free_nodes_;
+  int32_t num_roots_ = 0;
   std::unordered_map<std::string, int32_t> roots_;         // of this generation, by salt
   std::unordered_multimap<uint64_t, int32_t> by_tokens_;   // of (parent, tokens)
   std::unordered_multimap<uint64_t, int32_t> by_opening_;  // of (parent, first tokens)
-  List unwanted_;                                          // cached pages without users
-  List wanted_;
+  List lists_[2];
   int32_t num_cached_ = 0;
   int64_t num_evicted_ = 0;
 };

@@ -32,6 +32,8 @@ class LengthEstimate {
   void on_quiet_pass();
 
   double quantile() const { return quantile_; }
+  // Changes when expectations have changed enough to look at an order again.
+  int64_t revision() const { return revision_; }
 
  private:
   struct Source {
@@ -43,6 +45,8 @@ class LengthEstimate {
   double conservativeness_;
   double quantile_ = 0.7;
   int32_t quiet_passes_ = 0;
+  int64_t num_added_ = 0;
+  int64_t revision_ = 0;
   std::unordered_map<std::string, int32_t> numbers_;
   std::vector<Source> sources_;
 };

@@ -121,25 +121,123 @@ class Scheduler {
   int32_t num_pages() const { return pool_->num_pages(); }
   int32_t num_used_pages() const;
   int32_t num_cached_pages() const { return tree_->num_cached(); }
-  const SchedulerCounters& counters() const { return counters_; }
+  SchedulerCounters counters() const;
   const LengthEstimate& lengths() const { return lengths_; }
   const PagePool& pool() const { return *pool_; }
+  const PagePool& host() const { return host_; }
   const PrefixTree& tree() const { return *tree_; }
 
  private:
+  // What is left to give during one admission.
+  struct Room {
+    int32_t seats = 0;    // responses
+    int64_t pages = 0;    // not promised to anyone
+    bool active = false;  // something runs, so pages will come back and waiting is safe
+  };
+  struct Start {
+    int32_t seats = 0;
+    int64_t pages = 0;
+  };
+  struct Drawn {
+    size_t run = 0;      // of trunk_runs_
+    int32_t offset = 0;  // row within it
+    int32_t group = 0;
+  };
+
+  Group& at(int32_t id) { return *groups_[id]; }
+  double now() const { return options_.now(); }
+
+  // scheduler.cpp
+  void check_fits(const GroupRequest& request);
+  void check_queue(const GroupRequest& request);
+  void end_group(Group& group);
+  void insert_again(Group& group);
+  void insert_all_again();
+  void retract(Group& group);
+
+  // residency.cpp: who holds which pages
+  bool shares(const Group& group) const;
+  bool is_stale(const Group& group) const;
+  bool trunk_ready(const Group& group) const;
+  int32_t node_above(const Group& group, const Sequence& sequence) const;
+  bool hold_trunk(Group& group, Pass& pass);
+  void drop_trunk(Group& group);
+  void forget_undrawn(const Group& group);
+  void publish(Group& group, Sequence& sequence, bool with_tail);
+  void release_pages(const Group& group, Sequence& sequence);
+  void release_host(Sequence& sequence);
+  bool find_pages(const Group& group, int32_t child, int32_t count, Pass& pass);
+  bool cover(Group& group, int32_t child, Pass& pass);
+  bool reclaim(const Group& group, int32_t child, Pass& pass);
+  void preempt(Group& group, Sequence& sequence, Pass& pass);
+  void stop_running(const Group& group, Sequence& sequence);
+
+  // admission.cpp
+  int32_t expected_pages(const Group& group, const Sequence& sequence) const;
+  Room room() const;
+  void admit(Pass& pass);
+  void admit_waiting(Room& room, Pass& pass);
+  Start children_to_start(const Group& group, int64_t trunk_cost, const Room& room) const;
+  bool admit_group(Group& group, Room& room, Pass& pass);
+  bool admit_children(Group& group, Room& room, Pass& pass);
+  bool start_child(Group& group, int32_t child, Pass& pass);
+  void resume_pages(Group& group, Sequence& sequence);
+  bool restore(Group& group, int32_t child, Pass& pass);
+  void enter(Group& group);
+
+  // planning.cpp
+  void plan(Pass& pass);
+  int32_t plan_decodes(int32_t budget);
+  void plan_chunks(int32_t budget);
+  bool plan_trunk(Group& group, int32_t& budget, int32_t most);
+  void draw_ends(const Group& group, int32_t first, int32_t count);
+  void assemble(Pass& pass);
+  bool starves_unchunked() const;
+  void update_ranks();
+
   SchedulerOptions options_;
   std::unique_ptr<PagePool> pool_;
   std::unique_ptr<PrefixTree> tree_;
+  PagePool host_;         // slots of host memory
+  int32_t capacity_ = 0;  // pages, also while asleep
   LengthEstimate lengths_;
   WaitingQueue queue_;
   SpillCosts spill_costs_;
   SchedulerCounters counters_;
   std::vector<std::unique_ptr<Group>> groups_;  // by id; null: free
   std::vector<int32_t> free_ids_;
-  std::vector<int32_t> started_;  // admitted and unfinished, in order of seniority
-  int32_t num_unfinished_ = 0;    // responses
+  std::vector<Group*> started_;  // admitted and unfinished, senior first
+  std::unordered_map<int32_t, std::vector<int32_t>> undrawn_;  // end of the path: groups that hold
+                                                               // it and wait for their first draw
+  int32_t num_unfinished_ = 0;                                 // responses
   int32_t num_running_ = 0;
+  int64_t num_added_ = 0;
+  int64_t num_entered_ = 0;
   int64_t epoch_ = 0;
+  int64_t evicted_before_ = 0;  // of trees before this one
+  bool closed_ = false;
+  bool ranks_changed_ = false;
+  int64_t sorted_revision_ = -1;  // of lengths_, when a closed queue was sorted; -1: sort it
+  int64_t blocked_arrival_ = -1;  // head of the queue that did not fit, and since when
+  double blocked_since_ = 0.0;
+  double skipped_since_ = -1.0;  // a whole prompt finds no room beside the decodes; -1: none
+  int32_t passes_without_prompts_ = 0;
+  bool preempted_ = false;  // in this pass
+  double last_end_ = 0.0;   // of a group
+  double seconds_per_group_ = 0.0;
+
+  // Of the pass being planned.
+  std::vector<Run> decode_runs_;
+  std::vector<Run> chunk_runs_;
+  std::vector<Run> trunk_runs_;
+  std::vector<Drawn> drawn_;
+  std::vector<Group*> by_path_;
+  std::vector<int32_t> in_production_;  // nodes that a piece of the pass leaves incomplete
+  // To take it back.
+  std::vector<std::pair<int32_t, int32_t>> undo_computed_;  // node, computed before
+  std::vector<int32_t> undo_drawn_;                         // groups
+  std::vector<std::pair<int32_t, int32_t>> undo_spilled_;   // group, child
+  std::vector<int32_t> tokens_;                             // reused
 };
 
 }  // namespace banyan::rollout

@@ -27,8 +27,8 @@ struct GroupRequest {
   bool score_prompt = false;  // rows of the whole prompt are wanted: the cache is not read
   int32_t enough = 0;         // responses after which the others may be dropped; 0: n
   int32_t priority = 0;       // lower first
-  std::string salt;           // prefixes are shared under equal salts only
-  std::string source;         // data source, for the expected length
+  std::string salt{};         // prefixes are shared under equal salts only
+  std::string source{};       // data source, for the expected length
 };
 
 enum class SequenceState : uint8_t {
@@ -45,7 +45,7 @@ struct Sequence {
   PrefixTree::Path path;          // published nodes that it holds
   std::vector<int32_t> host;      // slots in host memory of what followed the trunk's whole pages
   std::vector<int32_t> response;  // tokens drawn so far
-  int32_t num_preemptions = 0;
+  int32_t num_retractions = 0;    // times that it lost its pages
 };
 
 // The responses of one prompt. `path` is the prompt in the prefix tree: the trunk that they share.
@@ -67,13 +67,19 @@ struct Group {
   int32_t num_computed = 0;  // prompt tokens computed for this group
   int32_t num_cached = 0;    // prompt tokens found computed, known once drawn
   int32_t source = 0;        // LengthEstimate's number of the data source
-  double waiting_since = 0.0;
+  int32_t rank = 0;          // among the started groups, neighbours in the tree together
 
   const std::vector<int32_t>& prompt() const { return request.prompt; }
   int32_t prompt_length() const { return static_cast<int32_t>(request.prompt.size()); }
   int32_t size() const { return static_cast<int32_t>(sequences.size()); }
   // Pages of the trunk that a child reads in place; its own pages follow.
   int32_t num_trunk_pages() const { return prompt_length() / kPageTokens; }
+  bool holds_trunk() const { return num_held == static_cast<int32_t>(path.size()); }
+  int32_t num_in(SequenceState state) const {
+    int32_t count = 0;
+    for (const Sequence& sequence : sequences) count += sequence.state == state;
+    return count;
+  }
   int32_t known(const Sequence& sequence) const {
     return prompt_length() + static_cast<int32_t>(sequence.response.size());
   }

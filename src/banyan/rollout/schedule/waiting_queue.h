@@ -2,31 +2,37 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
-#include "banyan/rollout/schedule/options.h"
+#include "banyan/rollout/schedule/policy.h"
+#include "banyan/rollout/schedule/sequence.h"
 
 namespace banyan::rollout {
 
 class WaitingQueue {
  public:
-  struct Entry {
-    int32_t group = 0;
-    int64_t arrival = 0;
-    int32_t priority = 0;
-    int64_t prompt_tokens = 0;
-  };
-
   explicit WaitingQueue(SchedulingPolicy policy) : policy_(policy) {}
 
-  void push(const Entry& entry);
-  void erase(int32_t group);
-  const std::vector<Entry>& entries() const { return entries_; }
+  // Borrows the group until it is erased.
+  void push(const Group& group);
+  // No effect if the group is not here.
+  void erase(const Group& group);
+  // Longest expected response first, then neighbours in the prefix tree, then arrival.
+  void sort_longest_first(const std::function<int32_t(const Group&)>& expected);
+  // By arrival, or by priority: what push keeps.
+  void sort_by_arrival();
+
+  // In order.
+  const std::vector<const Group*>& groups() const { return groups_; }
+  int32_t size() const { return static_cast<int32_t>(groups_.size()); }
   int64_t prompt_tokens() const { return prompt_tokens_; }
 
  private:
+  bool before(const Group& a, const Group& b) const;
+
   SchedulingPolicy policy_;
-  std::vector<Entry> entries_;
+  std::vector<const Group*> groups_;
   int64_t prompt_tokens_ = 0;
 };
 

@@ -1,4 +1,4 @@
-#include "banyan/rollout/page_pool.h"
+#include "banyan/rollout/memory/page_pool.h"
 
 #include "banyan/core/error.h"
 
