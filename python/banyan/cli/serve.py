@@ -99,6 +99,7 @@ def _add_engine_options(group: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from banyan.serve import load, server
     from banyan.serve.limits import Limits
+    from banyan.serve.structured import Grammars
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     listen = server.Listen(
@@ -124,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
         limits=Limits(request_seconds=args.request_timeout),
     )
     context = load.context(engine, chat, vocab, length, served, None)
+    context.grammars = Grammars(context.tokens.for_stops())
     context.settings |= _engine_options(args) | {"max_model_len": length, "dtype": args.dtype}
     print(f"{context.name}: {server.address(sockets[0])}", flush=True)
     if sockets[1] is not None:
