@@ -236,7 +236,9 @@ def test_other_models_paths_and_methods(server):
         "model",
     )
     refused(server.http.get("/nowhere"), 404, "Not Found")
-    refused(server.http.get("/v1/completions"), 405, "Method Not Allowed")
+    response = server.http.get("/v1/completions")
+    refused(response, 405, "Method Not Allowed")
+    assert response.headers["allow"] == "POST"
     refused(
         server.http.post("/v1/completions", content=b""), 400, "wanted a JSON object, got nothing"
     )

@@ -43,7 +43,7 @@ class App:
         """`keys`: one of them is wanted as a bearer token; none: everybody may call. `check_host`: without keys, only
         requests that name this machine are taken, so that no web page can reach the server by a name of its own."""
         self._context = context
-        self._keys = [_digest(key) for key in keys]
+        self._keys = [_digest(key.encode()) for key in keys]
         self._check_host = check_host and not self._keys
         self._routes = (
             *routes,
@@ -111,7 +111,7 @@ class App:
     def _check_key(self, request: Request) -> None:
         """Raises 401 unless the bearer token is one of the keys; takes the same time for every wrong one."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = _digest(token.strip())
+        given = _digest(token.strip().encode("latin-1"))  # the bytes that came
         found = False
         for key in self._keys:
             found |= hmac.compare_digest(given, key)
@@ -128,7 +128,9 @@ class App:
             raise ApiError(403, "Host: wanted localhost, for a server without keys")
 
     def _error(self, error: Exception, scope: Any) -> Response | None:
+        allowed: dict[str, str] = {}
         if isinstance(error, HTTPException):
+            allowed = dict(error.headers or {})  # the methods of a path
             error = ApiError(error.status_code, error.detail)
         known = from_exception(error, self._context.model_directory)
         if known is None:
@@ -137,14 +139,14 @@ class App:
         if known.status == 499:
             return None
         state = scope["state"]
-        headers = known.headers()
+        headers = known.headers() | allowed
         if known.status == 413:
             headers["connection"] = "close"
         return JsonReply(known.body(state["request_id"], state["dialect"]), known.status, headers)
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _host_name(host: str) -> str:

@@ -89,7 +89,7 @@ class Context:
         unknown: list[str] = []
         fields = check(table, body, unknown=unknown)
         for name in {re.sub(r"\[\d+\]", "[]", name[:128]) for name in unknown}:
-            if name not in self._told and len(self._told) < 1000:
+            if name not in self._told and len(self._told) < 256:
                 self._told.add(name)
                 _log.warning("request field %r is not known: ignored", name)
         return fields

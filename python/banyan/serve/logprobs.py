@@ -129,8 +129,9 @@ def name(tokens: TokenText, id: int, as_ids: bool) -> str:
 
 
 def _chat_token(tokens: TokenText, id: int, value: float, as_ids: bool) -> dict[str, Any]:
+    text = tokens.of(id).decode("utf-8", "replace")  # `bytes` has what no letter shows
     return {
-        "token": name(tokens, id, as_ids),
+        "token": name(tokens, id, as_ids) if as_ids else text,
         "logprob": finite(value),
         "bytes": list(tokens.of(id)),
     }

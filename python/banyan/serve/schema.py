@@ -63,7 +63,7 @@ class Field:
     def takes(self, value: Any) -> bool:
         """Whether the value is of this type; its range is another question."""
         if self.kind == "tokens":
-            return isinstance(value, list) and bool(value) and type(value[0]) is int
+            return isinstance(value, list) and bool(value) and type(value[0]) in (int, float)
         if self.kind == "array" and isinstance(value, list):
             return not value or self.items is None or self.items.takes(value[0])
         return self.kind == "any" or (
@@ -164,6 +164,8 @@ def _array(spec: Field, value: Any, path: str, unknown: list[str]) -> list[Any]:
 
 
 def _tokens(spec: Field, value: Any, path: str, unknown: list[str]) -> list[int]:
+    if isinstance(value, list) and any(type(token) is float for token in value):
+        value = [int(t) if type(t) is float and t.is_integer() else t for t in value]  # 1.0 is 1
     if not isinstance(value, list) or any(type(token) is not int for token in value):
         raise bad(f"{path}: wanted a list of token ids", path)
     _counted(spec, len(value), path)
