@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from banyan.data.chat import Chat
 from banyan.serve import load
+from banyan.serve.ids_only import IdsOnly
 from banyan.serve.limits import Limits
 from banyan.serve.server import Listen, bind, serve
 from fake_engine import FakeEngine
@@ -26,6 +27,7 @@ class Running:
     """A server in a thread of its own."""
 
     def __init__(self, directory: Path, listen: Listen, served: load.Served, **engine: Any) -> None:
+        with_text = engine.pop("text", True)
         self.chat = Chat(directory)
         self.answer = ANSWER
         eos = self.chat.encode("<|im_end|>")
@@ -33,7 +35,8 @@ class Running:
         grammars = engine.pop("grammars", None)
         tokens = load.TokenText(self.chat.tokenizer, VOCAB)
         self.engine = FakeEngine(script, tokens.for_stops(), VOCAB, **engine)
-        self.context = load.context(self.engine, self.chat, VOCAB, 128, served, grammars)
+        chat = self.chat if with_text else IdsOnly(directory)
+        self.context = load.context(self.engine, chat, VOCAB, 128, served, grammars)
         self.listen = listen
         self.sockets = bind(listen)
         self._ready = threading.Event()

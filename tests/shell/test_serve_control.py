@@ -9,8 +9,9 @@ import pytest
 from banyan.cli.main import main
 from banyan.errors import UserError
 from banyan.serve import routes
+from banyan.serve.load import Served
 from banyan.serve.server import Listen, bind, check_listen
-from serve_running import ok, refused, running
+from serve_running import chunks, ok, refused, running
 
 pytest_plugins = ["serve_plugin"]
 TOKEN = "a-token-for-the-tests"
@@ -241,6 +242,7 @@ def test_a_taken_port_is_one_line(served_model, capsys):
         (["--admin-port", "0"], "--admin-port: wanted --admin-token-file"),
         (["--api-key-file", "nowhere"], "--api-key-file: nowhere"),
         (["--chat-template", "nowhere"], "--chat-template: nowhere"),
+        (["--tool-call-parser", "mistral"], "--tool-call-parser: wanted one of auto, none, hermes"),
     ],
 )
 def test_wrong_options_are_one_line(served_model, arguments, text, capsys):
@@ -271,3 +273,97 @@ def test_a_control_token_is_made_once(tmp_path, served_model, capsys):
     path.write_text("short")
     assert main(arguments) == 2
     assert "at least 16 letters" in capsys.readouterr().err
+
+
+def test_every_parameter_of_the_table_is_an_option(served_model, capsys):
+    """Under each of its names; what they mean is tested with the table."""
+    import argparse
+
+    from banyan.cli import engine_flags, serve
+    from banyan.config import rollout_table
+
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    known = {name.replace("_", "-") for name in rollout_table.names("banyan")}
+    assert {f"--{name}" for name in known} <= set(parser._option_string_actions)
+    given = "--page-size=16 --no-enable-prefix-caching --max-running-requests 3 --enable-chunked-prefill".split()
+    args = parser.parse_args(["--model", "m", *given])
+    assert engine_flags.read(args) == {
+        "page_size": 16,
+        "enable_prefix_caching": False,
+        "max_running_requests": 3,
+        "enable_chunked_prefill": True,
+    }
+    assert main(["serve", "--model", "m", "--max-num-sqs", "3"]) == 2
+    assert "nearest known option is --max-num-seqs" in capsys.readouterr().err
+    assert main(["serve", "--model", "m", "--quantization", "fp8"]) == 2
+    assert "quantised weights are not built" in capsys.readouterr().err
+
+
+def test_sleeping_can_be_forbidden(served_model):
+    served = Served(names=("tiny",), release_level=None)
+    listen = Listen(port=0, admin_port=0, admin_token=TOKEN)
+    with running(served_model, listen, served=served) as server:
+        response = httpx.post(server.admin_url + "/sleep", headers=bearer(TOKEN))
+        refused(response, 400, "enable_sleep_mode = false")
+
+
+def test_parameters_of_the_server(served_model):
+    """stream_interval, return_sampling_mask, seed."""
+    import random
+
+    served = Served(
+        names=("tiny",), stream_interval=4, return_sampling_mask=True, seeds=random.Random(5)
+    )
+    with running(served_model, served=served) as server:
+        asked = {"prompt": "a", "max_tokens": 10, "logprobs": 1}
+        parts = chunks(server.post("/v1/completions", **asked, stream=True))
+        sizes = [len(part["choices"][0]["logprobs"]["tokens"]) for part in parts]
+        assert sizes == [1, 4, 4, 1]
+        (choice,) = ok(server.post("/v1/completions", **asked))["choices"]
+        assert [c for part in parts for c in part["choices"][0]["sampling_mask"]] == choice[
+            "sampling_mask"
+        ]
+        seeds = [request["params"]["seed"] for request in server.engine.requests]
+        again = random.Random(5)
+        assert seeds == [again.getrandbits(63), again.getrandbits(63)]
+
+
+def test_without_a_tokenizer_ids_stay_ids(served_model):
+    with running(served_model, text=False) as server:
+        body = ok(
+            server.post(
+                "/inference/v1/generate", token_ids=[1, 2], sampling_params={"max_tokens": 3}
+            )
+        )
+        assert len(body["choices"][0]["token_ids"]) == 3
+        (choice,) = ok(
+            server.post("/v1/completions", prompt=[1], max_tokens=3, return_token_ids=True)
+        )["choices"]
+        assert (choice["text"], len(choice["token_ids"])) == ("", 3)
+        assert server.engine.requests[-1]["params"]["eos_ids"] == [258]
+        for path, fields in (
+            ("/v1/completions", {"prompt": "a"}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+            ("/tokenize", {"prompt": "a"}),
+            ("/generate", {"text": "a"}),
+        ):
+            response = server.post(path, **fields)
+            assert response.status_code == 400
+            assert "skip_tokenizer_init" in response.json()["error"]["message"]
+        assert ok(server.http.get("/tokenizer_info"))["chat_template"] is None
+
+
+def test_a_line_of_figures():
+    from banyan.serve.stats_log import line
+
+    before = {"counters": {"generation_tokens": 10, "prompt_tokens": 0}}
+    after = {
+        "counters": {"generation_tokens": 60, "prompt_tokens": 20},
+        "running": 2,
+        "num_pages": 50,
+        "used_pages": 5,
+    }
+    text = "prompt tokens/s 2, drawn tokens/s 5, running 2, waiting 0, KV pages in use 10 %"
+    assert line(before, after, 10.0) == text
+    assert line(before, {**before, "running": 0}, 10.0) == ""

@@ -5,103 +5,64 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import random
 import secrets
 from pathlib import Path
 from typing import Any
 
-from banyan.cli import model_arguments
-from banyan.data.chat import Chat
+from banyan.cli import engine_flags, model_arguments
+from banyan.config import rollout_table
+from banyan.config.rollout_table import Settings
 from banyan.errors import UserError, core_text
-from banyan.serve.tools import FORMATS
+from banyan.trainer.inputs import check_model
 
 _KEY_VARIABLE = "BANYAN_API_KEY"
+_OWN = ("model", "model_path", "device")  # options of the table that stand here
+_QUEUED_REQUESTS = 4096  # where --max-num-queued-reqs says nothing: a queue without end is a leak
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    model_arguments.add_model_arguments(parser)
-    listen = parser.add_argument_group("where to listen")
-    listen.add_argument(
-        "--host", default="127.0.0.1", help="another address needs a key (default: %(default)s)"
+    parser.usage = "%(prog)s --model DIR [options]"
+    parser.add_argument(
+        "--model", "--model-path", type=Path, required=True, help="Hugging Face model directory"
     )
-    listen.add_argument(
-        "--port", type=int, default=8000, help="0: a free one (default: %(default)s)"
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda", "npu"))
+    parser.add_argument("--kernels", default="native", choices=("native", "aten"))
+    _add_listen_options(parser.add_argument_group("where to listen"))
+    parser.add_argument(
+        "--request-timeout", type=float, default=3600.0, help="seconds (default: %(default)s)"
     )
-    listen.add_argument("--uds", type=Path, help="a Unix socket instead of --host and --port")
-    listen.add_argument(
-        "--api-key-file",
-        type=Path,
-        help=f"one key per line; or the environment variable {_KEY_VARIABLE}",
-    )
-    listen.add_argument(
-        "--admin-port",
-        type=int,
-        help="port of the control routes, on 127.0.0.1 only (default: none; --enable-admin: --port + 1)",
-    )
-    listen.add_argument("--enable-admin", action="store_true", help="--admin-port = --port + 1")
-    listen.add_argument(
-        "--admin-token-file",
-        type=Path,
-        help="token of the control routes; written if there is none",
-    )
-    _add_model_options(parser.add_argument_group("what to serve"))
-    _add_engine_options(parser.add_argument_group("the engine"))
-
-
-def _add_model_options(group: Any) -> None:
-    group.add_argument("--served-model-name", nargs="+", default=[], metavar="NAME")
-    group.add_argument("--chat-template", type=Path, help="file, instead of the model's own")
-    group.add_argument(
+    parser.add_argument(
         "--trust-request-chat-template",
         action="store_true",
         help="let requests bring a chat template: it can keep the server busy",
     )
-    group.add_argument(
-        "--tool-parser", "--tool-call-parser", choices=FORMATS, default="auto", help="default: auto"
-    )
-    group.add_argument(
-        "--generation-config",
-        default="auto",
-        help="auto: sampling defaults of the model; vllm: neutral; or a directory (default: auto)",
-    )
-    group.add_argument(
-        "--logprobs-mode",
-        choices=("raw_logprobs", "processed_logprobs"),
-        default="raw_logprobs",
-        help="which of both the standard fields show (default: %(default)s)",
-    )
-    group.add_argument(
-        "--max-logprobs", type=int, default=20, help="-1: the vocabulary (default: %(default)s)"
-    )
-    group.add_argument(
-        "--request-timeout", type=float, default=3600.0, help="seconds (default: %(default)s)"
-    )
+    engine_flags.add(parser, _OWN)
 
 
-def _add_engine_options(group: Any) -> None:
-    group.add_argument("--max-model-len", type=int, default=0, help="0: the model's")
-    group.add_argument("--max-num-seqs", type=int, default=256, help="default: %(default)s")
+def _add_listen_options(group: Any) -> None:
     group.add_argument(
-        "--max-num-batched-tokens", type=int, default=2048, help="default: %(default)s"
+        "--host", default="127.0.0.1", help="another address needs a key (default: %(default)s)"
+    )
+    group.add_argument("--port", type=int, default=8000, help="0: a free one (default: 8000)")
+    group.add_argument("--uds", type=Path, help="a Unix socket instead of --host and --port")
+    group.add_argument(
+        "--api-key-file",
+        type=Path,
+        help=f"one key per line; or the environment variable {_KEY_VARIABLE}",
     )
     group.add_argument(
-        "--gpu-memory-utilization",
-        type=float,
-        default=0.5,
-        help="share of the free memory for keys and values (default: %(default)s)",
+        "--admin-port", type=int, help="port of the control routes, on 127.0.0.1 (default: none)"
     )
-    group.add_argument("--kv-cache-memory-bytes", type=int, default=0, help="instead of the share")
-    group.add_argument("--max-num-queued-reqs", type=int, default=4096, help="default: %(default)s")
+    group.add_argument("--enable-admin", action="store_true", help="--admin-port = --port + 1")
     group.add_argument(
-        "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True
+        "--admin-token-file", type=Path, help="token of the control routes; written if absent"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     from banyan.serve import load, server
-    from banyan.serve.limits import Limits
-    from banyan.serve.structured import Grammars
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     listen = server.Listen(
         host=args.host,
         port=args.port,
@@ -111,22 +72,25 @@ def run(args: argparse.Namespace) -> int:
         admin_token=_admin_token(args),
     )
     server.check_listen(listen)
-    model_arguments.check(args)
-    chat = Chat(args.model, _template(args.chat_template))
-    sockets = server.bind(listen)
-    engine, vocab, length = _engine(args, chat)
-    served = load.Served(
-        names=tuple(args.served_model_name),
-        generation_config=args.generation_config,
-        tool_format=args.tool_parser,
-        logprobs_mode=args.logprobs_mode,
-        max_logprobs=args.max_logprobs,
-        trust_chat_template=args.trust_request_chat_template,
-        limits=Limits(request_seconds=args.request_timeout),
+    options = engine_flags.read(args)
+    settings = rollout_table.for_server(options, where="--", device=args.device)
+    settings.engine["max_num_queued_reqs"] = (
+        settings.engine["max_num_queued_reqs"] or _QUEUED_REQUESTS
     )
-    context = load.context(engine, chat, vocab, length, served, None)
-    context.grammars = Grammars(context.tokens.for_stops())
-    context.settings |= _engine_options(args) | {"max_model_len": length, "dtype": args.dtype}
+    settings.engine["keep_pool"] = True
+    served = _served(args, settings, seeded="seed" in options or "random_seed" in options)
+    _start_log(settings)
+    check_model(args.model, "--model")
+    chat = load.read_chat(args.model, settings.server)
+    sockets = server.bind(listen)
+    engine, shape = _engine(args, settings, chat)
+    longest = shape["max_positions"]
+    wanted = settings.engine["max_model_len"]
+    length = min(wanted, longest) if wanted > 0 else longest
+    grammars = load.grammars(chat, shape["vocab"])
+    context = load.context(engine, chat, shape["vocab"], length, served, grammars)
+    context.settings |= settings.effective | {"max_model_len": length}
+    context.start_calls = load.start_calls(settings.server)
     print(f"{context.name}: {server.address(sockets[0])}", flush=True)
     if sockets[1] is not None:
         print(f"control routes: {server.address(sockets[1])}", flush=True)
@@ -134,41 +98,60 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _engine(args: argparse.Namespace, chat: Chat) -> tuple[Any, int, int]:
-    """The engine, the model's number of ids, and the longest prompt with response."""
+def _served(args: argparse.Namespace, settings: Settings, seeded: bool) -> Any:
+    """How the model is shown; `seeded`: seeds of requests without one follow from --seed."""
+    from banyan.serve import tools
+    from banyan.serve.limits import Limits
+    from banyan.serve.load import Served
+
+    server = settings.server
+    return Served(
+        names=tuple(server["served_model_name"] or ()),
+        generation_config=server["generation_config"],
+        tool_format=tools.named(server["tool_call_parser"] or "auto"),
+        logprobs_mode=server["logprobs_mode"],
+        max_logprobs=server["max_logprobs"],
+        trust_chat_template=args.trust_request_chat_template,
+        return_sampling_mask=server["return_sampling_mask"],
+        stream_interval=server["stream_interval"],
+        release_level=server["release_level"] if server["enable_sleep_mode"] else None,
+        log_stats=not server["disable_log_stats"],
+        seeds=random.Random(server["seed"]) if seeded else random.SystemRandom(),
+        limits=Limits(request_seconds=args.request_timeout),
+    )
+
+
+def _engine(args: argparse.Namespace, settings: Settings, chat: Any) -> tuple[Any, Any]:
+    """The engine over the model, and the model's sizes."""
     from banyan.serve.text_stream import TokenText
 
+    args.dtype = {"bfloat16": "bf16", "float32": "fp32"}[settings.server["dtype"]]
     core, model = model_arguments.load_model(args)
     shape = model.shape
-    tokens = TokenText(chat.tokenizer, shape["vocab"])
     try:
-        engine = core.Engine(model, _engine_options(args), tokens.for_stops())
+        engine = core.Engine(
+            model, settings.engine, TokenText(chat.tokenizer, shape["vocab"]).for_stops()
+        )
     except (ValueError, RuntimeError) as error:
         raise UserError(core_text(error)) from error
-    longest = shape["max_positions"]
-    length = min(args.max_model_len, longest) if args.max_model_len > 0 else longest
-    return engine, shape["vocab"], length
+    return engine, shape
 
 
-def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "max_model_len": args.max_model_len,
-        "max_num_seqs": args.max_num_seqs,
-        "max_num_batched_tokens": args.max_num_batched_tokens,
-        "memory_share": args.gpu_memory_utilization,
-        "kv_bytes": args.kv_cache_memory_bytes,
-        "max_num_queued_reqs": args.max_num_queued_reqs,
-        "share_prefix": args.enable_prefix_caching,
-        "keep_pool": True,
-    }
+def _start_log(settings: Settings) -> None:
+    """Log levels, and what the parameters had to say."""
+    level = settings.server["log_level"].upper()
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
+    http = settings.server["log_level_http"]
+    logging.getLogger("uvicorn.error").setLevel(http.upper() if http else logging.ERROR)
+    for note in settings.notes:
+        logging.getLogger("banyan.serve").info(note)
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:
     if path is None:
         return tuple(filter(None, [os.environ.get(_KEY_VARIABLE, "")]))
-    found = tuple(
-        line.strip() for line in _read(path, "--api-key-file").splitlines() if line.strip()
-    )
+    lines = (line.strip() for line in _read(path, "--api-key-file").splitlines())
+    found = tuple(line for line in lines if line)
     if not found:
         raise UserError(f"--api-key-file: {path}: wanted a key per line, got none")
     return found
@@ -198,10 +181,6 @@ def _admin_token(args: argparse.Namespace) -> str:
     with os.fdopen(handle, "w") as file:
         file.write(token + "\n")
     return token
-
-
-def _template(path: Path | None) -> str | None:
-    return None if path is None else _read(path, "--chat-template")
 
 
 def _read(path: Path, option: str) -> str:

@@ -108,11 +108,7 @@ class Chat:
         eos = self._tokenizer.token_to_id(_token_text(self._config.get("eos_token")) or "")
         if eos is not None:
             found.add(eos)
-        for name in ("generation_config.json", "config.json"):
-            path = self.directory / name
-            value = _read_json(path).get("eos_token_id") if path.is_file() else None
-            found.update(value if isinstance(value, list) else [] if value is None else [value])
-        return sorted(found)
+        return sorted(found.union(config_stop_ids(self.directory)))
 
     def mark_special(
         self, messages: list[dict[str, Any]]
@@ -162,6 +158,16 @@ class Chat:
         ) as error:  # a template is other people's code: it may raise anything on given messages
             kind = type(error).__name__
             raise UserError(f"{self.directory}: chat template: {kind}: {error}") from error
+
+
+def config_stop_ids(directory: Path) -> list[int]:
+    """End-of-sequence ids of generation_config.json and config.json, sorted."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        path = directory / name
+        value = _read_json(path).get("eos_token_id") if path.is_file() else None
+        found.update(value if isinstance(value, list) else [] if value is None else [value])
+    return sorted(found)
 
 
 def _environment() -> Any:

@@ -44,14 +44,12 @@ async def abort_requests(context: Context, request: Request, fields: Fields) -> 
 
 
 async def sleep(context: Context, request: Request, fields: Fields) -> Response:
-    freed = await context.engine.control(
-        "sleep", fields["level"], fields["mode"], fields["timeout"]
-    )
+    freed = await _sleep(context, fields["level"], fields["mode"], fields["timeout"])
     return JsonReply({"status": "sleeping", "level": fields["level"], "freed_bytes": freed})
 
 
 async def release_kv_cache(context: Context, request: Request, fields: Fields) -> Response:
-    freed = await context.engine.control("sleep", 1, "abort", fields["timeout"])
+    freed = await _sleep(context, 1, "abort", fields["timeout"])
     return JsonReply({"status": "kv_cache_released", "freed_bytes": freed})
 
 
@@ -143,14 +141,21 @@ async def update_from_disk(context: Context, request: Request, fields: Fields) -
 
 async def release_memory(context: Context, request: Request, fields: Fields) -> Response:
     tags = fields["tags"] or ["weights", "kv_cache"]
-    level = 2 if "weights" in tags else 1
-    freed = await context.engine.control("sleep", level, "abort", fields["timeout"])
+    level = context.release_level if "weights" in tags else 1
+    freed = await _sleep(context, level or 1, "abort", fields["timeout"])
     return JsonReply({"success": True, "freed_bytes": freed})
 
 
 async def resume_memory(context: Context, request: Request, fields: Fields) -> Response:
     left = await context.engine.control("wake", fields["tags"] or [])
     return JsonReply({"success": True, "tags": left})
+
+
+async def _sleep(context: Context, level: int, mode: str, timeout: float) -> int:
+    """Bytes freed."""
+    if context.release_level is None:
+        raise bad("the server runs with enable_sleep_mode = false")
+    return await context.engine.control("sleep", level, mode, timeout)
 
 
 async def _load(context: Context, directory: str, version: str, keep: bool, timeout: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import re
 import time
 from collections.abc import Callable
@@ -43,6 +44,11 @@ class Context:
     logprobs_mode: str = "raw_logprobs"
     model_directory: str = ""
     settings: dict[str, Any] = field(default_factory=dict)  # effective ones, for /server_info
+    seeds: random.Random = field(default_factory=random.SystemRandom)  # of requests without one
+    stream_interval: int = 1  # tokens of a chunk
+    release_level: int | None = 2  # sleep level of releasing weights; None: no sleeping
+    log_stats: bool = False
+    start_calls: list[tuple[Any, ...]] = field(default_factory=list)  # control calls at the start
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ class Shape(NamedTuple):
         {}
     )  # sampling parameters of the model's generation_config.json
     trust_chat_template: bool = False
+    return_sampling_mask: bool = False  # the default of the field
 
 
 def integer(

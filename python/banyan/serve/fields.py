@@ -112,7 +112,7 @@ def sampling_params(shape: Shape) -> Table:
         "logprobs": logprobs(shape),
         **_sampling(shape._replace(defaults={})),
         **_text(shape),
-        "return_sampling_mask": flag(False),
+        "return_sampling_mask": flag(shape.return_sampling_mask),
         **_refused(),
     }
 
@@ -208,7 +208,7 @@ def _output(shape: Shape) -> dict[str, Field]:
         "return_token_ids": flag(False),
         "return_tokens_as_token_ids": flag(False),
         "return_weight_versions": flag(False),
-        "return_sampling_mask": flag(False),
+        "return_sampling_mask": flag(shape.return_sampling_mask),
         "return_rl": flag(False),
     }
 

@@ -69,7 +69,7 @@ def generate(shape: Shape) -> Table:
         "top_logprobs_num": integer(0, limits.logprobs, default=0),
         "token_ids_logprob": ids(shape, limits.listed_token_ids),
         "return_text_in_logprobs": flag(False),
-        "return_sampling_mask": flag(False),
+        "return_sampling_mask": flag(shape.return_sampling_mask),
         "stream": flag(False),
         "priority": integer(-INT32, INT32, default=0),
         "extra_key": label(shape),

@@ -106,6 +106,36 @@ class _Guard:
         self._subscription.stop(ApiError(499, "the client has gone"))
 
 
+class Merger:
+    """Joins events of a response until they have `interval` tokens; the first token and the last never wait."""
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._held: dict[tuple[str, int], Event] = {}
+        self._begun: set[tuple[str, int]] = set()
+
+    def take(self, events: list[Event]) -> list[Event]:
+        if self._interval <= 1:
+            return events
+        ready = []
+        for event in events:
+            key = (event["request"], event["index"])
+            held = self._held.pop(key, None)
+            whole = event if held is None else _joined(held, event)
+            full = key not in self._begun or len(whole["tokens"]) >= self._interval
+            if full or whole["finished"]:
+                self._begun.add(key)
+                ready.append(whole)
+            else:
+                self._held[key] = whole
+        return ready
+
+
+def _joined(first: Event, second: Event) -> Event:
+    columns = ("tokens", "raw", "processed", "log_kept_mass", "top", "sampling_mask")
+    return {**second, **{key: (first[key] or []) + (second[key] or []) for key in columns}}
+
+
 class _Stream(Response):
     """Server-sent events of a reply."""
 
@@ -141,9 +171,10 @@ class _Stream(Response):
             await send({"type": "http.response.body", "body": DONE})
 
     async def _send_events(self, send: Send) -> None:
+        merger = Merger(self._context.stream_interval)
         while events := await self._subscription.next():
             chunks = b""
-            for event in events:
+            for event in merger.take(events):
                 _check(event)
                 made = self._reply.feed(event, self._numbers[event["request"]])
                 chunks += b"".join(sse(chunk) for chunk in made)

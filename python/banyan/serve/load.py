@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from banyan.serve import tools
 from banyan.serve.context import Context
 from banyan.serve.engine_client import EngineClient
 from banyan.serve.field_kinds import Shape
+from banyan.serve.ids_only import IdsOnly
 from banyan.serve.limits import Limits
 from banyan.serve.metrics import Metrics
 from banyan.serve.text_stream import TokenText
@@ -38,13 +40,49 @@ class Served:
     logprobs_mode: str = "raw_logprobs"
     max_logprobs: int = 20
     trust_chat_template: bool = False
+    return_sampling_mask: bool = False
+    stream_interval: int = 1
+    release_level: int | None = 2  # None: no sleeping
+    log_stats: bool = False
+    seeds: random.Random = field(default_factory=random.SystemRandom)
     limits: Limits = field(default_factory=Limits)
 
 
+def read_chat(directory: Path, server: dict[str, Any]) -> Any:
+    """The tokenizer and template that the parameters ask for. Raises UserError."""
+    if server["skip_tokenizer_init"]:
+        return IdsOnly(directory)
+    template = server["chat_template"]
+    if template is None:
+        return Chat(directory)
+    try:
+        return Chat(directory, Path(template).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--chat-template: {template}: {error}") from error
+
+
+def grammars(chat: Any, vocab: int) -> Any:
+    """The compiler of structured output; None without a tokenizer."""
+    if chat.tokenizer is None:
+        return None
+    from banyan.serve.structured import Grammars
+
+    return Grammars(TokenText(chat.tokenizer, vocab).for_stops())
+
+
+def start_calls(server: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Control calls that bring the engine into the state that the parameters ask for."""
+    calls: list[tuple[Any, ...]] = [("set_weight_version", server["weight_version"])]
+    if server["load_format"] == "dummy" and not server["allow_dummy"]:
+        # Weights that are not to be used: nothing is generated before the first update.
+        calls += [("sleep", 2, "abort", 60.0), ("wake", ["weights", "kv_cache"])]
+    return calls
+
+
 def context(
-    engine: Any, chat: Chat, vocab: int, max_model_len: int, served: Served, grammars: Any
+    engine: Any, chat: Any, vocab: int, max_model_len: int, served: Served, grammars: Any
 ) -> Context:
-    """`engine`: the binding's, not started. `vocab`: ids of the model."""
+    """`engine`: the binding's, not started; `chat`: of `read_chat`; `vocab`: ids of the model."""
     tokens = TokenText(chat.tokenizer, vocab)
     names = list(served.names) or [chat.directory.resolve().name]
     metrics = Metrics(names[0])
@@ -55,6 +93,7 @@ def context(
         served.max_logprobs,
         sampling_defaults(chat.directory, served.generation_config),
         served.trust_chat_template,
+        served.return_sampling_mask,
     )
     if shape.defaults:
         _log.warning("sampling defaults of the model: %s", shape.defaults)
@@ -73,6 +112,10 @@ def context(
         logprobs_mode=served.logprobs_mode,
         model_directory=str(chat.directory),
         settings={"sampling_defaults": shape.defaults, "served_model_name": names},
+        seeds=served.seeds,
+        stream_interval=served.stream_interval,
+        release_level=served.release_level,
+        log_stats=served.log_stats,
     )
 
 
@@ -102,7 +145,7 @@ def sampling_defaults(directory: Path, source: str) -> dict[str, float]:
     return found
 
 
-def _detected(chat: Chat) -> str:
+def _detected(chat: Any) -> str:
     try:
         return tools.detect(chat.template_text())
     except UserError:

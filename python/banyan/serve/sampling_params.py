@@ -7,7 +7,6 @@ SGLang  temperature < 1e-6 is greedy; no upper bound; top_k = 0 is refused; max_
 from __future__ import annotations
 
 import json
-import secrets
 from typing import Any
 
 from banyan.serve.context import Context
@@ -31,7 +30,7 @@ def openai_params(context: Context, fields: Fields) -> Fields:
         "top_k": -1 if greedy or fields["top_k"] == 0 else fields["top_k"],
         "min_p": 0.0 if greedy else fields["min_p"],
         "min_tokens": fields["min_tokens"],
-        "seed": _seed(fields["seed"]),
+        "seed": _seed(context, fields["seed"]),
         "bad_words": _bad_words(context, fields["bad_words"] or []),
         "allowed_token_ids": sorted(set(fields["allowed_token_ids"] or [])),
         "logprob_token_ids": fields["logprob_token_ids"] or [],
@@ -66,7 +65,7 @@ def sglang_params(context: Context, fields: Fields) -> Fields:
         "min_p": fields["min_p"],
         "max_tokens": fields["max_new_tokens"],
         "min_tokens": fields["min_new_tokens"],
-        "seed": _seed(fields["sampling_seed"]),
+        "seed": _seed(context, fields["sampling_seed"]),
         "grammar": grammar,
     }
 
@@ -141,15 +140,15 @@ def _common(context: Context, fields: Fields) -> Fields:
 
 def _check_known(context: Context, ids: list[int]) -> None:
     """A stop token that the server's tokenizer lacks would never be said (huggingface/trl#3425)."""
-    for id in ids:
+    for id in ids if context.tokens.known else ():
         if not context.tokens.of(id) and id not in context.tokens.special:
             raise bad(
                 f"stop_token_ids: token id {id} is unknown to the tokenizer", "stop_token_ids"
             )
 
 
-def _seed(seed: int | None) -> int:
-    return secrets.randbits(63) if seed is None or seed == -1 else seed & _SEED_MASK
+def _seed(context: Context, seed: int | None) -> int:
+    return context.seeds.getrandbits(63) if seed is None or seed == -1 else seed & _SEED_MASK
 
 
 def _logit_bias(context: Context, bias: dict[str, float]) -> dict[int, float]:

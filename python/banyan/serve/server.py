@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import resource
 import signal
@@ -21,6 +20,7 @@ from banyan.serve.app import App
 from banyan.serve.context import Context
 from banyan.serve.limits import Limits
 from banyan.serve.protocol import protocol_class
+from banyan.serve.stats_log import log_stats
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _STOP_SECONDS = 10.0
@@ -69,7 +69,6 @@ def run(
     context: Context, listen: Listen, sockets: tuple[socket.socket, socket.socket | None]
 ) -> None:
     """Serves until SIGINT or SIGTERM."""
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     _raise_file_limit(context.limits)
     asyncio.run(serve(context, listen, sockets))
 
@@ -91,10 +90,15 @@ async def serve(
         servers.append(_server(App(context, admin.ROUTES, [listen.admin_token]), context.limits))
         bound.append(control)
     context.engine.start()
+    for name, *arguments in context.start_calls:
+        await context.engine.control(name, *arguments)
+    stats = asyncio.create_task(log_stats(context)) if context.log_stats else None
     with _signals(servers, stop):
         await asyncio.gather(
             *(server.serve([own]) for server, own in zip(servers, bound, strict=True))
         )
+    if stats is not None:
+        stats.cancel()
     await context.engine.stop(_STOP_SECONDS)
     if listen.uds is not None:
         listen.uds.unlink(missing_ok=True)

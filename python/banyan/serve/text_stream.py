@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from typing import Any
 
 from banyan.data.token_bytes import special_ids, token_bytes
 
@@ -18,15 +19,19 @@ _utf8 = codecs.getincrementaldecoder("utf-8")
 class TokenText:
     """Bytes and printable names of token ids."""
 
-    def __init__(self, tokenizer, vocab: int) -> None:
-        self.bytes = token_bytes(tokenizer, vocab)
-        self.special = special_ids(tokenizer)
+    def __init__(self, tokenizer: Any, vocab: int) -> None:
+        """`tokenizer`: None where ids stay ids; every text is empty then."""
+        self.known = tokenizer is not None
+        self.bytes = token_bytes(tokenizer, vocab) if self.known else [b""] * vocab
+        self.special = special_ids(tokenizer) if self.known else frozenset()
         self.by_special_text = {
             self.bytes[id].decode("utf-8", "replace"): id for id in self.special
         }
 
     def for_stops(self) -> list[bytes]:
-        """Bytes of each id as they count for stop strings: special tokens are no text."""
+        """Bytes of each id as they count for stop strings: special tokens are no text. Nothing without a tokenizer."""
+        if not self.known:
+            return []
         return [b"" if id in self.special else text for id, text in enumerate(self.bytes)]
 
     def name(self, id: int) -> str:

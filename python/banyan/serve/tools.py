@@ -22,7 +22,15 @@ from banyan.serve.errors import bad
 
 Fields = dict[str, Any]
 Call = tuple[str, Any]  # name, arguments
-FORMATS = ("auto", "hermes", "qwen", "llama", "none")
+# Names that vLLM and SGLang give to parsers -> the format that they read.
+FORMATS = {
+    "auto": "auto",
+    "none": "none",
+    **dict.fromkeys(("hermes", "qwen25", "qwen2_5", "qwen3"), "hermes"),
+    **dict.fromkeys(("qwen", "qwen3_coder", "qwen3_xml"), "qwen"),
+    **dict.fromkeys(("llama", "llama3", "llama3_json", "llama4_json"), "llama"),
+    **dict.fromkeys(("llama4_pythonic", "pythonic"), "llama"),
+}
 _MAX_LITERAL = 16384
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>)?\s*", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
@@ -37,6 +45,13 @@ def detect(template: str) -> str:
     if "python_tag" in template or ("tools" in template and '"parameters"' in template):
         return "llama"
     return "none"
+
+
+def named(name: str) -> str:
+    """The format behind the name of a parser. Raises UserError."""
+    if name not in FORMATS:
+        raise UserError(f"--tool-call-parser: wanted one of {', '.join(FORMATS)}, got {name}")
+    return FORMATS[name]
 
 
 def constrain(fields: Fields) -> None:
@@ -287,9 +302,3 @@ def _typed(text: str, kind: Any) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def check_format(name: str) -> str:
-    if name not in FORMATS:
-        raise UserError(f"--tool-parser: wanted one of {', '.join(FORMATS)}, got {name!r}")
-    return name
