@@ -105,7 +105,7 @@ def parser(form: str, fields: Fields) -> Parser:
         return WholeParser(_json_calls, "[", once)
     if form == "none":
         raise bad(
-            "tools: the model's chat template shows no tool format; start with --tool-parser",
+            "tools: the model's chat template shows no tool format; start with --tool-call-parser",
             "tools",
         )
     if form == "llama":
