@@ -1,23 +1,10 @@
 #include "convert.h"
 
 #include "banyan/core/error.h"
+#include "engine_convert.h"
 
 namespace banyan::bindings {
 namespace {
-
-const char* name_of(FinishReason finish) {
-  switch (finish) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kAbort:
-      return "abort";
-    case FinishReason::kRepetition:
-      return "repetition";
-  }
-  return "abort";
-}
 
 FinishReason finish_from(const std::string& name) {
   if (name == "stop") return FinishReason::kStop;
@@ -32,6 +19,20 @@ FinishReason finish_from(const std::string& name) {
 
 }  // namespace
 
+const char* finish_name(FinishReason finish) {
+  switch (finish) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kAbort:
+      return "abort";
+    case FinishReason::kRepetition:
+      return "repetition";
+  }
+  return "abort";
+}
+
 py::dict to_dict(const Trajectory& trajectory) {
   py::dict out;
   out["row"] = trajectory.row;
@@ -44,8 +45,9 @@ py::dict to_dict(const Trajectory& trajectory) {
   if (!trajectory.sampled_log_probs.empty()) {
     out["sampled_log_probs"] = trajectory.sampled_log_probs;
   }
+  if (!trajectory.weight_spans.empty()) out["weight_spans"] = to_list(trajectory.weight_spans);
   if (trajectory.reward_model_score) out["reward_model_score"] = *trajectory.reward_model_score;
-  out["finish"] = name_of(trajectory.finish);
+  out["finish"] = finish_name(trajectory.finish);
   return out;
 }
 

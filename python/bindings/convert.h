@@ -15,6 +15,7 @@ namespace banyan::bindings {
 
 namespace py = pybind11;
 
+const char* finish_name(FinishReason finish);
 py::dict to_dict(const Trajectory& trajectory);
 Trajectory trajectory_from(const py::dict& value);
 py::dict to_dict(const Score& score);

@@ -1,84 +1,9 @@
-// The facade: checks a request, sizes the pool, runs the call (call.h).
+// The facade; control/ has the rest.
 #include "banyan/rollout/engine.h"
 
-#include <ATen/core/grad_mode.h>
-
-#include <algorithm>
-#include <chrono>
-
-#include "banyan/rollout/call.h"
-#include "banyan/rollout/memory/kv_budget.h"
-#include "banyan/rollout/request_check.h"
+#include "banyan/rollout/control/engine_impl.h"
 
 namespace banyan::rollout {
-namespace {
-
-// One group per prompt; without sharing one per response.
-std::vector<CallGroup> make_groups(const std::vector<Prompt>& prompts,
-                                   const SamplingParams& params,
-                                   int64_t max_len,
-                                   bool share) {
-  std::vector<CallGroup> groups;
-  for (const Prompt& prompt : prompts) {
-    for (int32_t index = 0; index < prompt.n; ++index) {
-      if (index == 0 || !share) {
-        CallGroup& group = groups.emplace_back();
-        group.row = prompt.row;
-        group.first_index = index;
-        group.request.prompt = prompt.tokens;
-        group.request.n = share ? prompt.n : 1;
-        const int64_t room = max_len - static_cast<int64_t>(prompt.tokens.size());
-        group.request.max_new = static_cast<int32_t>(std::min<int64_t>(params.max_tokens, room));
-        group.request.ignore_eos = params.ignore_eos || params.eos_ids.empty();
-      }
-    }
-  }
-  return groups;
-}
-
-// Pages with which nothing ever waits: every trunk, and max_num_seqs of the longest children.
-int64_t pages_wanted(const std::vector<CallGroup>& groups, bool share, int32_t max_num_seqs) {
-  PagePool no_pages(0);
-  PrefixTree tree(no_pages, share);
-  int64_t num_sequences = 0;
-  int64_t own = 0;
-  for (const CallGroup& group : groups) {
-    tree.insert(group.request.prompt, /*salt=*/"");
-    num_sequences += group.request.n;
-    const int32_t length = static_cast<int32_t>(group.request.prompt.size());
-    own = std::max<int64_t>(own, pages_of_one(length, group.request.max_new) - pages_for(length));
-  }
-  return tree.num_nodes() + own * std::min<int64_t>(num_sequences, max_num_seqs);
-}
-
-}  // namespace
-
-class Engine::Impl {
- public:
-  Impl(models::CausalLM& model, const EngineOptions& options, std::vector<std::string> token_bytes)
-      : model_(model), options_(options), token_bytes_(std::move(token_bytes)) {
-    check_options(options);
-    max_len_ = model.shape().max_positions;
-    if (options.max_model_len > 0) max_len_ = std::min(max_len_, options.max_model_len);
-  }
-
-  std::vector<CallGroup> accept(const std::vector<Prompt>& prompts,
-                                const SamplingParams& params) const {
-    check_params(params, model_.shape().vocab);
-    check_prompts(prompts, options_, model_.shape().vocab, max_len_);
-    return make_groups(prompts, params, max_len_, options_.share_prefix);
-  }
-
-  int64_t page_bytes() const {
-    const models::ModelShape& shape = model_.shape();
-    return ops::KvPool::page_bytes(shape.layers, shape.kv_heads, shape.head_dim, model_.options());
-  }
-
-  models::CausalLM& model_;
-  EngineOptions options_;
-  std::vector<std::string> token_bytes_;
-  int64_t max_len_ = 0;
-};
 
 Engine::Engine(models::CausalLM& model,
                const EngineOptions& options,
@@ -87,28 +12,56 @@ Engine::Engine(models::CausalLM& model,
 
 Engine::~Engine() = default;
 
-// Pool and tree die with the call, so nothing of the old weights is left.
-void Engine::weights_changed(int64_t) {}
-
 GenerateStats Engine::generate(const std::vector<Prompt>& prompts,
                                const SamplingParams& params,
                                const OnFinished& on_finished,
                                const std::function<bool()>& should_stop) {
-  const auto start = std::chrono::steady_clock::now();
-  std::vector<CallGroup> groups = impl_->accept(prompts, params);
-  if (groups.empty()) return {};
-  const EngineOptions& options = impl_->options_;
-  const int64_t page_bytes = impl_->page_bytes();
-  const int32_t num_pages =
-      pool_pages(pages_wanted(groups, options.share_prefix, options.max_num_seqs),
-                 page_bytes,
-                 {.kv_bytes = options.kv_bytes, .memory_share = options.memory_share},
-                 impl_->model_.options().device);
-  const at::NoGradGuard no_grad;
-  Call call(impl_->model_, options, params, on_finished, std::move(groups), num_pages);
-  GenerateStats stats = call.run(should_stop);
-  stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return stats;
+  return impl_->generate(prompts, params, on_finished, should_stop);
 }
+
+void Engine::weights_changed(int64_t version) { impl_->weights_changed(std::to_string(version)); }
+
+void Engine::start() { impl_->start(); }
+void Engine::stop(double timeout) { impl_->stop(Deadline(timeout)); }
+std::string Engine::submit(Request request) { return impl_->submit(std::move(request)); }
+
+std::vector<Event> Engine::drain() {
+  std::vector<Event> events;
+  impl_->drain(events);
+  return events;
+}
+
+void Engine::drain(std::vector<Event>& events) { impl_->drain(events); }
+
+int Engine::event_fd() const { return impl_->event_fd(); }
+int32_t Engine::abort(const std::vector<std::string>& ids) { return impl_->abort(ids); }
+
+void Engine::pause(PauseMode mode, double timeout) { impl_->pause(mode, Deadline(timeout)); }
+void Engine::resume() { impl_->resume(); }
+
+int64_t Engine::sleep(int32_t level, PauseMode mode, double timeout) {
+  return impl_->sleep(level, mode, Deadline(timeout));
+}
+
+std::vector<std::string> Engine::wake(const std::vector<std::string>& tags) {
+  return impl_->wake(tags);
+}
+
+void Engine::update_weights_from_disk(const std::string& directory,
+                                      const std::string& version,
+                                      bool keep,
+                                      double timeout) {
+  impl_->update_weights_from_disk(directory, version, keep, Deadline(timeout));
+}
+
+void Engine::set_weight_version(const std::string& version) { impl_->set_weight_version(version); }
+
+void Engine::reset_prefix_cache(bool retract_running) {
+  impl_->reset_prefix_cache(retract_running);
+}
+
+std::map<std::string, std::string> Engine::weight_checksums() { return impl_->weight_checksums(); }
+
+EngineStats Engine::stats() const { return impl_->stats(); }
 
 }  // namespace banyan::rollout

@@ -68,8 +68,8 @@ struct EngineStats {
   // admission_rejections, prefix_cache_queries, prefix_cache_hits, sibling_shared_tokens, passes,
   // pass_tokens, spilled_pages, ...
   std::map<std::string, int64_t> counters;
-  std::map<std::string, double>
-      seconds;  // of the parts of a pass: schedule, forward, head, sample, deliver
+  std::map<std::string, double> seconds;  // of the parts of a pass: schedule, forward, draw (head
+                                          // and sampling), deliver
 };
 
 class Engine final : public Generator {
@@ -96,8 +96,10 @@ class Engine final : public Generator {
   void stop(double timeout);
   // Takes a request or throws RequestError. Returns its id.
   std::string submit(Request request);
-  // Everything that came out since the last call, in order; never waits.
+  // Everything that came out since the last call, in order; never waits. The second form takes the
+  // memory of the events that it is given back for later ones.
   std::vector<Event> drain();
+  void drain(std::vector<Event>& events);
   // Readable (eventfd on Linux, else a pipe) once per pass while drain() has something.
   int event_fd() const;
   // Returns partials with FinishReason::kAbort within one pass. Unknown ids are passed over; empty:

@@ -3,7 +3,6 @@
 #include "banyan/rollout/engine.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,62 +10,11 @@
 #include <set>
 #include <stdexcept>
 
-#include "banyan/ops/edge_logprob.h"
 #include "banyan/ops/paged_attention.h"
-#include "banyan/ops/trie_attention.h"
 #include "banyan/rollout/test_support.h"
-#include "banyan/trie/plan.h"
 
 namespace banyan::rollout {
 namespace {
-
-void expect_same(const Result& got, const Result& wanted, const std::string& what) {
-  for (const auto& [key, trajectory] : got.trajectories) {
-    const auto found = wanted.trajectories.find(key);
-    ASSERT_NE(found, wanted.trajectories.end());
-    EXPECT_EQ(trajectory.response, found->second.response) << what;
-    EXPECT_EQ(trajectory.rollout_log_probs, found->second.rollout_log_probs) << what;
-    EXPECT_EQ(trajectory.finish, found->second.finish) << what;
-  }
-}
-
-at::Tensor ints(const std::vector<int32_t>& values) { return at::tensor(values, at::kInt); }
-
-// log_softmax(z / T) of every response token by a forward over the trie of all trajectories.
-std::map<Key, std::vector<float>> score(models::CausalLM& model,
-                                        const Result& result,
-                                        double temperature) {
-  std::vector<Sample> samples;
-  for (const auto& [key, t] : result.trajectories) {
-    Sample& sample = samples.emplace_back();
-    sample.uid = static_cast<int64_t>(samples.size());
-    sample.tokens = t.prompt;
-    sample.tokens.insert(sample.tokens.end(), t.response.begin(), t.response.end());
-    sample.scored.assign(t.prompt.size(), 0);
-    sample.scored.resize(sample.tokens.size(), 1);
-  }
-  const trie::Trie trie = trie::build(samples);
-  trie::LogicalTokens logical;
-  const trie::Edges edges = trie::edges_of(trie, samples, &logical);
-  ops::TrieAttention attention(trie, model.options());
-  const at::Tensor hidden = model.forward(ints(trie.tok), ints(trie.pos), attention, nullptr);
-  const ops::EdgeLogprob scored = ops::edge_logprob_forward(
-      hidden.index_select(0, ints(edges.source)),
-      model.head(),
-      {.row_offsets = ints(edges.row_offsets), .token = ints(edges.token)},
-      temperature,
-      /*with_entropy=*/false,
-      model.options());
-  std::map<Key, std::vector<float>> out;
-  size_t s = 0;
-  for (const auto& [key, t] : result.trajectories) {
-    for (int32_t u = logical.offsets[s]; u < logical.offsets[s + 1]; ++u) {
-      out[key].push_back(scored.logprob.to(at::kFloat)[logical.edge[u]].item<float>());
-    }
-    ++s;
-  }
-  return out;
-}
 
 TEST(Engine, APromptIsComputedOncePerGroup) {
   const auto prompts = make_prompts(/*count=*/1, /*trunk=*/100, /*n=*/8);

@@ -16,6 +16,10 @@ struct Prompt {
   int64_t row = 0;              // part of the noise key; trajectories carry it
   std::vector<int32_t> tokens;  // at least one
   int32_t n = 1;                // responses
+  int32_t first_index = 0;      // index of the first response, the others follow
+  // A continuation: `tokens` are a prompt of this length and a response so far. It counts against
+  // max_tokens, and the trajectory that comes back begins after it. 0: none.
+  int32_t original_prompt = 0;
 };
 
 struct GenerateStats {

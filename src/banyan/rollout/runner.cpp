@@ -15,13 +15,21 @@ int32_t token_at(const Group& group, const Run& run, int32_t position) {
                              : group.token_at(group.sequences[run.child], position);
 }
 
+int64_t num_rows(const Pass& pass) {
+  auto count = static_cast<int64_t>(pass.decodes.size() + pass.trunks.size());
+  for (const PromptRows& rows : pass.prompt_rows) count += rows.num_tokens;
+  return count;
+}
+
 // Rows drawn from, decodes first, as an index.
 at::Tensor row_index(const Pass& pass) {
-  const int64_t count = static_cast<int64_t>(pass.decodes.size() + pass.trunks.size());
-  at::Tensor index = at::empty({count}, at::kLong);
+  at::Tensor index = at::empty({num_rows(pass)}, at::kLong);
   int64_t* out = index.mutable_data_ptr<int64_t>();
   for (const DrawRow& draw : pass.decodes) *out++ = draw.row;
   for (const DrawRow& draw : pass.trunks) *out++ = draw.row;
+  for (const PromptRows& rows : pass.prompt_rows) {
+    for (int32_t i = 0; i < rows.num_tokens; ++i) *out++ = rows.row + i;
+  }
   return index;
 }
 
@@ -55,10 +63,10 @@ at::Tensor Runner::run(const Pass& pass, const Scheduler& scheduler) {
                                            positions_.narrow(0, 0, pass.num_tokens).to(device),
                                            attention,
                                            /*saved=*/nullptr);
-  const size_t num_drawn = pass.decodes.size() + pass.trunks.size();
-  if (num_drawn == 0) return {};
+  const int64_t count = num_rows(pass);
+  if (count == 0) return {};
   // In steady decoding every row is drawn from, in order.
-  if (pass.trunks.empty() && num_drawn == static_cast<size_t>(pass.num_tokens)) return hidden;
+  if (static_cast<int64_t>(pass.decodes.size()) == pass.num_tokens) return hidden;
   return at::index_select(hidden, 0, row_index(pass).to(device));
 }
 

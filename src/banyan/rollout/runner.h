@@ -18,8 +18,8 @@ class Runner {
   // Both borrowed.
   Runner(models::CausalLM& model, ops::KvPool& pool) : model_(model), pool_(pool) {}
 
-  // Hidden rows [decodes + trunks, E] of the pass, decodes first, in the pass's order; undefined if
-  // it draws nothing.
+  // Hidden rows [decodes + trunks + prompt rows, E] of the pass, in that order and the pass's;
+  // undefined if it wants none.
   at::Tensor run(const Pass& pass, const Scheduler& scheduler);
 
  private:

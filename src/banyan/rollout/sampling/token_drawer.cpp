@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
-#include <numeric>
 
 #include "banyan/core/error.h"
 #include "banyan/ops/edge_logprob.h"
@@ -37,9 +36,10 @@ class TokenDrawer::Impl {
             bool with_raw) {
     drawn.resize(requests.size());
     find_rows(requests);
-    index_.clear();
-    for (const RowRequests& row : rows_) index_.push_back(requests[row.begin].row);
-    for_each_row(hidden, index_, [&](RowSampler& sampler, float* z, int64_t i) {
+    std::vector<int32_t> index;
+    index.reserve(rows_.size());
+    for (const RowRequests& row : rows_) index.push_back(requests[row.begin].row);
+    for_each_row(hidden, index, [&](RowSampler& sampler, float* z, int64_t i) {
       sampler.load(z);
       for (int64_t r = rows_[i].begin; r < rows_[i].end; ++r) {
         const DrawRequest& request = requests[r];
@@ -57,10 +57,10 @@ class TokenDrawer::Impl {
     BANYAN_ASSERT(static_cast<int64_t>(next.size()) == hidden.size(0),
                   "token drawer: a row without a next token");
     out.resize(next.size());
-    index_.resize(next.size());
-    std::iota(index_.begin(), index_.end(), 0);
+    std::vector<int32_t> index(next.size());
+    for (size_t r = 0; r < index.size(); ++r) index[r] = static_cast<int32_t>(r);
     std::atomic<bool> finite{true};
-    for_each_row(hidden, index_, [&](RowSampler& sampler, float* z, int64_t i) {
+    for_each_row(hidden, index, [&](RowSampler& sampler, float* z, int64_t i) {
       sampler.load(z);
       if (!sampler.score(next[i], num_top, ids, out[i])) finite = false;
     });
@@ -116,8 +116,7 @@ class TokenDrawer::Impl {
   models::CausalLM& model_;
   std::vector<std::unique_ptr<RowSampler>> samplers_;  // one per thread
   at::Tensor logits_;                                  // [>= rows, V]
-  std::vector<RowRequests> rows_;                      // reused, like the next
-  std::vector<int32_t> index_;                         // hidden rows that are drawn from
+  std::vector<RowRequests> rows_;                      // reused, like the rest
 };
 
 TokenDrawer::TokenDrawer(models::CausalLM& model) : impl_(std::make_unique<Impl>(model)) {}

@@ -1,0 +1,345 @@
+#include "banyan/rollout/control/loop.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "banyan/core/error.h"
+#include "banyan/rollout/sampling/noise.h"
+
+namespace banyan::rollout {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+SchedulerOptions scheduler_options(const EngineOptions& options, int64_t page_bytes) {
+  return {.max_num_seqs = options.max_num_seqs,
+          .max_num_batched_tokens = options.max_num_batched_tokens,
+          .share_prefix = options.share_prefix,
+          .chunked_prefill = options.enable_chunked_prefill,
+          .long_prefill_token_threshold = options.long_prefill_token_threshold,
+          .prefill_schedule_interval = options.prefill_schedule_interval,
+          .watermark = options.watermark,
+          .conservativeness = options.schedule_conservativeness,
+          .policy = options.policy,
+          .page_bytes = page_bytes};
+}
+
+// Adds the time since `from` to `seconds` and starts anew.
+void lap(Clock::time_point& from, double& seconds) {
+  const Clock::time_point now = Clock::now();
+  seconds += std::chrono::duration<double>(now - from).count();
+  from = now;
+}
+
+// Opens every delivery that a batch of ends or tokens touches once, and closes them all.
+class Deliveries {
+ public:
+  ~Deliveries() {
+    for (Delivery* delivery : open_) delivery->end();
+  }
+  void use(Delivery& delivery) {
+    if (std::find(open_.begin(), open_.end(), &delivery) != open_.end()) return;
+    delivery.begin();
+    open_.push_back(&delivery);
+  }
+
+ private:
+  std::vector<Delivery*> open_;
+};
+
+SamplingParams with_max_tokens(SamplingParams params, int32_t max_new) {
+  params.max_tokens = max_new;
+  return params;
+}
+
+int64_t kv_page_bytes(const models::CausalLM& model) {
+  const models::ModelShape& shape = model.shape();
+  return ops::KvPool::page_bytes(shape.layers, shape.kv_heads, shape.head_dim, model.options());
+}
+
+}  // namespace
+
+Live::Live(Request request,
+           int32_t max_new,
+           const std::vector<std::string>& token_bytes,
+           Delivery& delivery)
+    : id(request.id),
+      row(request.row),
+      prompt_length(static_cast<int32_t>(request.prompt.size())),
+      plan(with_max_tokens(request.params, max_new),
+           request.prompt,
+           request.original_prompt,
+           token_bytes),
+      delivery(delivery) {
+  responses.reserve(request.n);
+  for (int32_t child = 0; child < request.n; ++child) {
+    const int32_t index = request.first_index + child;
+    responses.push_back(
+        {.state = ResponseState(plan), .key = noise_key(request, index), .index = index});
+  }
+  if (plan.params.prompt_logprobs >= 0) prompt_logprobs.resize(request.prompt.size());
+  wanted = {.prompt = std::move(request.prompt),
+            .n = request.n,
+            .max_new = max_new,
+            .ignore_eos = plan.end_ids.empty(),
+            .score_prompt = plan.params.prompt_logprobs >= 0,
+            .priority = request.priority,
+            .salt = std::move(request.cache_salt),
+            .source = std::move(request.source)};
+}
+
+Loop::Loop(models::CausalLM& model, const EngineOptions& options)
+    : model_(model),
+      scheduler_(scheduler_options(options, kv_page_bytes(model))),
+      drawer_(model),
+      versions_{{0, "default"}} {}
+
+Loop::~Loop() = default;
+
+int64_t Loop::page_bytes() const { return kv_page_bytes(model_); }
+
+void Loop::open_pool(int32_t num_pages) {
+  const models::ModelShape& shape = model_.shape();
+  take_pool();
+  pool_ = std::make_unique<ops::KvPool>(
+      shape.layers, shape.kv_heads, shape.head_dim, std::max(num_pages, 1), model_.options());
+  runner_ = std::make_unique<Runner>(model_, *pool_);
+  const std::vector<int32_t> hopeless = scheduler_.set_num_pages(num_pages);
+  fail(
+      [&](const Live& live) {
+        return std::find(hopeless.begin(), hopeless.end(), live.group) != hopeless.end();
+      },
+      "the KV pool is now too small for this request");
+}
+
+std::vector<c10::Storage> Loop::take_pool() {
+  std::vector<c10::Storage> memory;
+  if (!pool_) return memory;
+  scheduler_.set_num_pages(0);
+  for (int64_t layer = 0; layer < model_.shape().layers; ++layer) {
+    memory.push_back(pool_->layer(layer).storage());
+  }
+  runner_.reset();
+  pool_.reset();
+  return memory;
+}
+
+void Loop::add(std::unique_ptr<Live>&& live) {
+  const int32_t group = scheduler_.add(std::move(live->wanted));
+  live->group = group;
+  if (lives_.size() <= static_cast<size_t>(group)) lives_.resize(group + 1);
+  lives_[group] = std::move(live);
+}
+
+Loop::Waiting Loop::waiting() const {
+  Waiting out;
+  for (const std::unique_ptr<Live>& live : lives_) {
+    if (!live || scheduler_.group(live->group).seniority >= 0) continue;
+    ++out.groups;
+    out.prompt_tokens += live->prompt_length;
+  }
+  return out;
+}
+
+bool Loop::step() {
+  Clock::time_point time = Clock::now();
+  if (!scheduler_.next_pass(pass_)) return false;
+  lap(time, seconds_.schedule);
+  const at::Tensor hidden = runner_->run(pass_, scheduler_);
+  lap(time, seconds_.forward);
+  requests_.clear();
+  targets_.clear();
+  const auto num_decodes = static_cast<int32_t>(pass_.decodes.size());
+  const auto num_drawn = num_decodes + static_cast<int32_t>(pass_.trunks.size());
+  collect_draws(pass_.decodes, 0);
+  collect_draws(pass_.trunks, num_decodes);
+  if (num_drawn > 0) drawer_.draw(hidden.narrow(0, 0, num_drawn), requests_, drawn_);
+  if (!pass_.prompt_rows.empty()) {
+    score_prompts(hidden.narrow(0, num_drawn, hidden.size(0) - num_drawn));
+  }
+  lap(time, seconds_.draw);
+  deliver();
+  lap(time, seconds_.deliver);
+  return true;
+}
+
+// One draw for a row of a child, one for each child of a group whose prompt just ended.
+void Loop::collect_draws(const std::vector<DrawRow>& rows, int32_t first_row) {
+  for (const DrawRow& row : rows) {
+    const Group& group = scheduler_.group(row.group);
+    const Live& live = *lives_[row.group];
+    const int32_t begin = row.child == kTrunk ? 0 : row.child;
+    const int32_t end = row.child == kTrunk ? group.size() : row.child + 1;
+    for (int32_t child = begin; child < end; ++child) {
+      const Response& response = live.responses[child];
+      if (response.ended) continue;
+      requests_.push_back({.row = first_row,
+                           .response = &response.state,
+                           .key = response.key,
+                           .position = static_cast<uint64_t>(group.known(group.sequences[child]))});
+      targets_.push_back({row.group, child});
+    }
+    ++first_row;
+  }
+}
+
+// hidden: the rows of pass_.prompt_rows. The row of position p scores the token at p + 1.
+void Loop::score_prompts(const at::Tensor& hidden) {
+  int64_t row = 0;
+  for (const PromptRows& rows : pass_.prompt_rows) {
+    Live& live = *lives_[rows.group];
+    const std::vector<int32_t>& prompt = scheduler_.group(rows.group).prompt();
+    const int32_t first = rows.first_position;
+    const auto count =
+        std::min<int32_t>(rows.num_tokens, static_cast<int32_t>(prompt.size()) - 1 - first);
+    if (count > 0) {
+      const SamplingParams& params = live.plan.params;
+      const auto num_top =
+          std::min<int32_t>(params.prompt_logprobs, static_cast<int32_t>(model_.shape().vocab));
+      next_tokens_.assign(prompt.begin() + first + 1, prompt.begin() + first + 1 + count);
+      drawer_.score(
+          hidden.narrow(0, row, count), next_tokens_, num_top, params.logprob_token_ids, scored_);
+      for (int32_t i = 0; i < count; ++i) {
+        live.prompt_logprobs[first + 1 + i] = std::move(scored_[i]);
+      }
+    }
+    row += rows.num_tokens;
+  }
+}
+
+void Loop::deliver() {
+  Deliveries deliveries;
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    Live& live = *lives_[targets_[i].group];
+    deliveries.use(live.delivery);
+    take(live, targets_[i].child, drawn_[i]);
+  }
+  for (const PromptRows& rows : pass_.prompt_rows) {
+    Live& live = *lives_[rows.group];
+    const bool whole =
+        rows.first_position + rows.num_tokens == scheduler_.group(rows.group).prompt_length();
+    if (!whole || live.plan.params.max_tokens > 0) continue;
+    deliveries.use(live.delivery);
+    for (int32_t child = 0; child < static_cast<int32_t>(live.responses.size()); ++child) {
+      end(live, child, {.reason = FinishReason::kLength});
+    }
+  }
+  remove_ended();
+}
+
+void Loop::take(Live& live, int32_t child, Drawn& drawn) {
+  Response& response = live.responses[child];
+  if (drawn.status != DrawStatus::kDrawn) {
+    end(live, child, {.error = explain(drawn.status)});
+    return;
+  }
+  scheduler_.append(live.group, child, drawn.record.token);
+  ++counters_.generation_tokens;
+  const int32_t position = response.state.num_tokens();
+  if (response.spans.empty() || response.spans.back().epoch != epoch()) {
+    response.spans.push_back({.epoch = epoch(), .version = {}, .start = position, .end = position});
+  }
+  response.spans.back().end = position + 1;
+  const Ending ending = response.state.append(drawn.record.token);
+  live.delivery.token(live, response, drawn);
+  if (!ending) return;
+  end(live,
+      child,
+      {.reason = ending.reason(),
+       .stop_token = ending.stop_token,
+       .stop_string = ending.stop_string,
+       .text_bytes = ending.text_bytes});
+}
+
+void Loop::end(Live& live, int32_t child, Outcome outcome) {
+  Response& response = live.responses[child];
+  if (response.ended) return;
+  response.ended = true;
+  const Group& group = scheduler_.group(live.group);
+  const Sequence& sequence = group.sequences[child];
+  const bool by_itself = outcome.error.empty() && outcome.reason != FinishReason::kAbort;
+  scheduler_.finish(live.group, child, by_itself ? Ended::kByItself : Ended::kAborted);
+  outcome.prompt = &group.prompt();
+  outcome.tokens = &sequence.response;
+  outcome.cached_tokens = group.num_cached;
+  outcome.num_retractions = sequence.num_retractions;
+  label(response.spans);
+  live.delivery.ended(live, response, outcome);
+  if (!outcome.error.empty()) {
+    ++counters_.finished_error;
+  } else {
+    switch (outcome.reason) {
+      case FinishReason::kStop:
+        ++counters_.finished_stop;
+        break;
+      case FinishReason::kLength:
+        ++counters_.finished_length;
+        break;
+      case FinishReason::kAbort:
+        ++counters_.finished_abort;
+        break;
+      case FinishReason::kRepetition:
+        ++counters_.finished_repetition;
+        break;
+    }
+  }
+  if (++live.num_ended == static_cast<int32_t>(live.responses.size())) {
+    ended_groups_.push_back(live.group);
+  }
+}
+
+void Loop::remove_ended() {
+  for (const int32_t group : ended_groups_) {
+    scheduler_.forget(group);
+    lives_[group].reset();
+  }
+  ended_groups_.clear();
+}
+
+int32_t Loop::end_all(const std::function<bool(const Live&)>& chosen, const Outcome& outcome) {
+  Deliveries deliveries;
+  int32_t count = 0;
+  for (const std::unique_ptr<Live>& live : lives_) {
+    if (!live || !chosen(*live)) continue;
+    deliveries.use(live->delivery);
+    for (int32_t child = 0; child < static_cast<int32_t>(live->responses.size()); ++child) {
+      count += live->responses[child].ended ? 0 : 1;
+      end(*live, child, outcome);
+    }
+  }
+  remove_ended();
+  return count;
+}
+
+int32_t Loop::abort(const std::function<bool(const Live&)>& chosen) {
+  return end_all(chosen, {.reason = FinishReason::kAbort});
+}
+
+int32_t Loop::fail(const std::function<bool(const Live&)>& chosen, const std::string& error) {
+  return end_all(chosen, {.error = error});
+}
+
+int32_t Loop::failed_pass(const std::string& error) {
+  withdraw_pass();
+  std::vector<int32_t> groups;
+  for (const Run& run : pass_.runs) groups.push_back(run.group);
+  for (const DrawRow& row : pass_.trunks) groups.push_back(row.group);
+  std::sort(groups.begin(), groups.end());
+  return fail(
+      [&](const Live& live) {
+        return std::binary_search(groups.begin(), groups.end(), live.group);
+      },
+      error);
+}
+
+void Loop::new_epoch(const std::string& version, bool keep) {
+  scheduler_.new_epoch(keep);
+  versions_[epoch()] = version;
+}
+
+void Loop::label(std::vector<WeightSpan>& spans) const {
+  for (WeightSpan& span : spans) span.version = versions_.at(span.epoch);
+}
+
+}  // namespace banyan::rollout
