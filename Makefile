@@ -86,9 +86,10 @@ peers: $(VENV)/.installed
 peers-llama: $(VENV)/.installed
 	benchmarks/peers/install.sh llama_cpp
 
-# Programs of others against `banyan serve`: the clients' environments, then their tests.
+# Programs of others: clients against `banyan serve`, our client against vLLM. Their environments, then the tests.
 peers-test: extension $(MODEL)
 	tests/peers/install.sh
+	benchmarks/peers/install.sh vllm
 	$(PY) -m pytest tests/peers --durations=10
 
 clean:

@@ -131,8 +131,17 @@ class ScriptedServer:
             "/weight_info": lambda *_: {"weight_version": self.state["label"]},
             "/sleep": lambda query, _: self.sleep(int(query["level"][0])),
             "/wake_up": lambda query, _: self.wake(query["tags"]),
-            "/load": lambda *_: {"server_load": self.state["load"]},
+            "/metrics": lambda *_: self.metrics(),
         }
+
+    def metrics(self) -> str:
+        load = self.state["load"]
+        return (
+            "# HELP vllm:num_requests_running Running.\n"
+            f'vllm:num_requests_running{{engine="0",model_name="served"}} {load - 1 if load else 0}.0\n'
+            f'vllm:num_requests_waiting{{engine="0",model_name="served"}} {1 if load else 0}.0\n'
+            'vllm:num_requests_waiting_by_reason{reason="capacity"} 7.0\n'
+        )
 
     def vllm_generate(self, query: Any, body: Any) -> Any:
         params = body["sampling_params"]
@@ -140,7 +149,7 @@ class ScriptedServer:
             body["token_ids"], params["max_tokens"], params["seed"], body["request_id"]
         )
         content = [
-            {"token": f"token_id:{token}", "logprob": logprob}
+            {"token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": []}
             for token, logprob in zip(ids, logprobs, strict=True)
         ]
         choice = {"index": 0, "token_ids": ids, "logprobs": {"content": content}}
@@ -293,7 +302,8 @@ class _Handler(BaseHTTPRequestHandler):
         if route is None:
             self.reply(404, '{"detail": "Not Found"}')
             return
-        self.reply(200, json.dumps(route(parse_qs(parts.query), body)))
+        found = route(parse_qs(parts.query), body)
+        self.reply(200, found if isinstance(found, str) else json.dumps(found))
 
     def fails(self, fault: Any) -> bool:
         """Plays a fault; True if that was the answer."""

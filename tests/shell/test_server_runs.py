@@ -157,7 +157,7 @@ def test_wrong_log_probabilities_stop_the_run_before_the_first_step(tmp_path, ar
     with ScriptedServer("vllm", law=wrong, load=law.load) as server:
         assert main([*argv, at(tmp_path / "run"), *through(server)]) == 1
     err = capsys.readouterr().err
-    assert "probe of weights 0: wanted log-probabilities within 0.1 of the trainer's" in err
+    assert "probe of weights 0: wanted log-probabilities within 0.2 of the trainer's" in err
     assert "got 1.0" in err
 
 

@@ -85,12 +85,14 @@ class Address:
         *,
         deadline: float | None = None,
         again: bool = True,
+        as_text: bool = False,
     ) -> Any:
         """The answer's JSON, None where it is empty.
 
         Args:
             deadline: seconds for all tries together; `timeout` if None.
             again: whether a call that was cut off may be repeated.
+            as_text: the answer is no JSON.
 
         Raises:
             ServerError: see the table above.
@@ -106,7 +108,7 @@ class Address:
             raise ServerError(
                 f"{what}: wanted an answer within {seconds:g} s, got {came[-1]}"
             ) from error
-        return _parse(what, text)
+        return text if as_text else _parse(what, text)
 
     async def is_up(self, path: str) -> bool:
         """True if GET `path` is answered with 200, False if with another status; one try.

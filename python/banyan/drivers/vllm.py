@@ -7,7 +7,7 @@
 | abort | POST /abort_requests | the requests' connections are closed |
 | weights | POST /pause, /collective_rpc, /update_weight_version, /reset_prefix_cache, /resume | an error |
 | memory | POST /sleep, /wake_up | an error |
-| load | GET /load | requests in flight from here |
+| load | GET /metrics | requests in flight from here |
 
 Every sampling parameter is sent: a server started without `--generation-config vllm` would else take its defaults from
 the model's generation_config.json.
@@ -16,6 +16,7 @@ the model's generation_config.json.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from banyan.drivers.http import ServerError, wanted
@@ -33,6 +34,7 @@ from banyan.drivers.server import (
 _GENERATE = "/inference/v1/generate"
 _COMPLETIONS = "/v1/completions"
 _NO_ROUTE = (403, 404, 405)
+_QUEUES = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.e+]+)$", re.M)
 
 
 class VllmServer(Server):
@@ -83,7 +85,9 @@ class VllmServer(Server):
 
     async def abort(self, ids: list[str]) -> None:
         if self.routes is not None and "/abort_requests" in self.routes:
-            await self.control.post("/abort_requests", {"request_ids": ids})
+            # vLLM knows a request under its route's spelling of the id; unknown ones are passed over.
+            spelled = [s for id in ids for s in (id, f"generate-tokens-{id}", f"cmpl-{id}-0")]
+            await self.control.post("/abort_requests", {"request_ids": spelled})
 
     async def load_weights(self, directory: str, version: str) -> None:
         """Pause, load, drop the cache, resume; resumed even if the load failed."""
@@ -108,11 +112,9 @@ class VllmServer(Server):
         await self.control.post(f"/wake_up?tags={what}", deadline=self.limits.request_timeout)
 
     async def load(self) -> int | None:
-        if not self.lists("/load"):
-            return None
-        body = await self.address.get("/load", deadline=LOAD_SECONDS, again=False)
-        found = body.get("server_load") if isinstance(body, dict) else None
-        return found if isinstance(found, int) else None
+        text = await self.address.get("/metrics", deadline=LOAD_SECONDS, again=False, as_text=True)
+        counts = [float(number) for number in _QUEUES.findall(text)]
+        return int(sum(counts)) if counts else None
 
     # --- inside ------------------------------------------------------------------------------------------------
 
@@ -207,6 +209,8 @@ class VllmServer(Server):
         details = usage.get("prompt_tokens_details") or {}
         spans = choice.get("weight_versions") or []
         own = choice.get("rl") or {}
+        if "processed" in own:  # whatever the server's logprobs mode
+            logprobs = numbers(what, own["processed"], "rl.processed")
         answer = Answer(
             tokens=ids,
             logprobs=logprobs,

@@ -123,6 +123,7 @@ def inference(shape: Shape) -> Table:
         "token_ids": ids(shape, shape.max_model_len, min_items=1, required=True),
         "sampling_params": Field("object", fields=sampling_params(shape)),
         "return_weight_versions": flag(True),
+        "return_rl": flag(False),
         **_call(shape),
     }
 

@@ -86,4 +86,10 @@ class InferenceReply:
             shown["sampling_mask"] = choice.masks[begin:end]
         if self.fields["return_weight_versions"] and choice.final:
             shown["weight_versions"] = choice.versions()
+        if self.fields["return_rl"]:
+            shown["rl"] = {
+                "raw": [logprobs.finite(value) for value in choice.raw[begin:end]],
+                "processed": [logprobs.finite(value) for value in choice.processed[begin:end]],
+                "log_kept_mass": choice.kept[begin:end],
+            }
         return shown

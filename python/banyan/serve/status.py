@@ -64,7 +64,8 @@ async def loads(context: Context, request: Request, fields: Fields) -> Response:
 async def server_info(context: Context, request: Request, fields: Fields) -> Response:
     """Effective settings and the engine's state."""
     stats = await context.engine.stats()
-    return JsonReply({"version": version(), "settings": context.settings, "state": stats})
+    shown = {"version": version(), "engine": "banyan", "max_model_len": context.shape.max_model_len}
+    return JsonReply({**shown, "settings": context.settings, "state": stats})
 
 
 async def model_info(context: Context, request: Request, fields: Fields) -> Response:
