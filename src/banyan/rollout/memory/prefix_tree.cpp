@@ -62,9 +62,6 @@ int32_t PrefixTree::make_node(int32_t parent,
   ++nodes_[parent].num_children;
   if (generation != kUnlisted) {
     by_tokens_.emplace(hash_of(parent, tokens, count), index);
-    if (count >= kMinCopiedTokens) {
-      by_opening_.emplace(hash_of(parent, tokens, kMinCopiedTokens), index);
-    }
   }
   return index;
 }
@@ -91,9 +88,6 @@ void PrefixTree::remove_if_unused(int32_t index) {
         roots_.erase(*node.salt);
       } else {
         erase_entry(by_tokens_, hash_of(parent, node.tokens.data(), count), index);
-        if (count >= kMinCopiedTokens) {
-          erase_entry(by_opening_, hash_of(parent, node.tokens.data(), kMinCopiedTokens), index);
-        }
       }
     }
     if (parent < 0) {
@@ -119,29 +113,62 @@ int32_t PrefixTree::find_child(int32_t parent, const int32_t* tokens, int32_t co
 }
 
 // A computed page below `parent` that begins with the most of `tokens`, at least kMinCopiedTokens.
+// Of many, those that got their page last are looked at.
 int32_t PrefixTree::find_similar(int32_t parent,
                                  const std::vector<int32_t>& tokens,
                                  int32_t* count) const {
   constexpr int32_t kMaxCandidates = 64;
-  int32_t found = -1;
   *count = kMinCopiedTokens - 1;
-  if (static_cast<int32_t>(tokens.size()) < kMinCopiedTokens) return found;
-  const auto [begin, end] =
-      by_opening_.equal_range(hash_of(parent, tokens.data(), kMinCopiedTokens));
-  int32_t tried = 0;
-  for (auto it = begin; it != end && tried < kMaxCandidates; ++it) {
-    const Node& node = nodes_[it->second];
-    if (node.parent != parent || node.page < 0) continue;
-    ++tried;
+  if (static_cast<int32_t>(tokens.size()) < kMinCopiedTokens) return -1;
+  const auto head = by_opening_.find(hash_of(parent, tokens.data(), kMinCopiedTokens));
+  if (head == by_opening_.end()) return -1;
+  int32_t found = -1;
+  int32_t index = head->second;
+  for (int32_t tried = 0; index >= 0 && tried < kMaxCandidates; ++tried) {
+    const Node& node = nodes_[index];
     const int32_t most = std::min(node.computed, static_cast<int32_t>(tokens.size()));
     int32_t equal = 0;
     while (equal < most && node.tokens[equal] == tokens[equal]) ++equal;
-    if (equal > *count) {
+    if (node.parent == parent && equal > *count) {
       *count = equal;
-      found = it->second;
+      found = index;
     }
+    index = node.next_alike;
   }
   return found;
+}
+
+void PrefixTree::list_opening(int32_t index) {
+  Node& node = nodes_[index];
+  if (node.generation != generation_ ||
+      static_cast<int32_t>(node.tokens.size()) < kMinCopiedTokens) {
+    return;
+  }
+  const uint64_t hash = hash_of(node.parent, node.tokens.data(), kMinCopiedTokens);
+  const auto [head, fresh] = by_opening_.try_emplace(hash, -1);
+  node.next_alike = head->second;
+  node.previous_alike = -1;
+  if (node.next_alike >= 0) nodes_[node.next_alike].previous_alike = index;
+  head->second = index;
+  node.is_listed = true;
+}
+
+void PrefixTree::unlist_opening(int32_t index) {
+  Node& node = nodes_[index];
+  // A new generation has emptied the lists.
+  if (!node.is_listed || node.generation != generation_) return;
+  node.is_listed = false;
+  if (node.next_alike >= 0) nodes_[node.next_alike].previous_alike = node.previous_alike;
+  if (node.previous_alike >= 0) {
+    nodes_[node.previous_alike].next_alike = node.next_alike;
+    return;
+  }
+  const auto head = by_opening_.find(hash_of(node.parent, node.tokens.data(), kMinCopiedTokens));
+  if (node.next_alike >= 0) {
+    head->second = node.next_alike;
+  } else {
+    by_opening_.erase(head);
+  }
 }
 
 PrefixTree::Path PrefixTree::insert(const std::vector<int32_t>& prompt,
@@ -209,6 +236,7 @@ void PrefixTree::link_newest(int32_t index) {
 void PrefixTree::free_page(int32_t index) {
   Node& node = nodes_[index];
   if (node.list != kNoList) unlink(index);
+  unlist_opening(index);
   pool_.release(node.page);
   node.page = -1;
   node.computed = 0;
@@ -287,6 +315,7 @@ bool PrefixTree::hold(const Path& path, int32_t from, std::vector<PageCopy>& cop
     Node& node = nodes_[path[i]];
     node.page = pool_.take();  // the tree's own hold
     pool_.share(node.page);
+    list_opening(path[i]);
     if (i > resident || source < 0) continue;
     // The source itself may have been evicted and be the page just taken: its rows are in place.
     if (source != node.page) copies.push_back({.from = source, .to = node.page});
@@ -304,6 +333,7 @@ void PrefixTree::forget_tail(const Path& path) {
   BANYAN_ASSERT(node.num_users == 1, "prefix tree: forgot a tail that others use");
   pool_.release(node.page);  // the caller's hold
   pool_.release(node.page);  // the tree's: another holder, the new owner, is left
+  unlist_opening(path.back());
   node.page = -1;
   node.computed = 0;
 }
@@ -332,6 +362,7 @@ int32_t PrefixTree::publish(int32_t parent, const int32_t* tokens, int32_t count
   if (index < 0) index = make_node(parent, tokens, count, generation_);
   nodes_[index].page = page;
   nodes_[index].computed = count;
+  list_opening(index);
   pool_.share(page);
   return index;
 }

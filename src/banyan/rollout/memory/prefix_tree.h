@@ -39,10 +39,13 @@ class PrefixTree {
     std::vector<int32_t> tokens;  // 1..kPageTokens; none for a root
     int32_t end() const { return first_position + static_cast<int32_t>(tokens.size()); }
 
-    // The tree's own: its place in the cache, and the salt of a root.
+    // The tree's own: its place in the cache and among pages that open alike, the salt of a root.
     int32_t older = -1;
     int32_t newer = -1;
     int8_t list = kNoList;
+    bool is_listed = false;
+    int32_t next_alike = -1;
+    int32_t previous_alike = -1;
     const std::string* salt = nullptr;
   };
   using Path = std::vector<int32_t>;  // nodes, root's child first
@@ -115,6 +118,8 @@ class PrefixTree {
   void unlink(int32_t index);
   void link_newest(int32_t index);
   void free_page(int32_t index);
+  void list_opening(int32_t index);
+  void unlist_opening(int32_t index);
   void take_hold(int32_t index);
   void release(int32_t index);
 
@@ -124,9 +129,10 @@ class PrefixTree {
   std::vector<Node> nodes_;
   std::vector<int32_t> free_nodes_;
   int32_t num_roots_ = 0;
-  std::unordered_map<std::string, int32_t> roots_;         // of this generation, by salt
-  std::unordered_multimap<uint64_t, int32_t> by_tokens_;   // of (parent, tokens)
-  std::unordered_multimap<uint64_t, int32_t> by_opening_;  // of (parent, first tokens)
+  std::unordered_map<std::string, int32_t> roots_;        // of this generation, by salt
+  std::unordered_multimap<uint64_t, int32_t> by_tokens_;  // of (parent, tokens)
+  // Of (parent, first kMinCopiedTokens tokens): the node last given a page, of those with one.
+  std::unordered_map<uint64_t, int32_t> by_opening_;
   List lists_[2];
   int32_t num_cached_ = 0;
   int64_t num_evicted_ = 0;

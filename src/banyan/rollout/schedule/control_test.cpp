@@ -197,7 +197,7 @@ TEST(Regression, update_under_load_never_asserts) {
           if (!ids.empty()) engine.drop(ids[random() % ids.size()]);
           break;
         case 5:
-          engine.fail_pass(random);
+          engine.fail_pass(random() % 4);
           break;
         default:
           break;
@@ -210,6 +210,27 @@ TEST(Regression, update_under_load_never_asserts) {
     for (const int32_t id : ids) engine.check_responses(id);
     if (testing::Test::HasFailure()) return;
   }
+}
+
+TEST(Scheduler, ATaintedResponseDoesNotComeBackFromHostMemoryAsAClean) {
+  std::mt19937 random(10);
+  PaperEngine engine({.conservativeness = 0.01, .page_bytes = 1, .host_pages = 30}, 11);
+  engine.never_stops = true;
+  engine.scheduler().set_spill_costs({.bytes_per_second = 1e9, .seconds_per_token = 1.0});
+  const int32_t senior = engine.add(random_tokens(random, 100), 1, 500);
+  const int32_t junior = engine.add(random_tokens(random, 200), 1, 200);
+  for (int32_t pass = 0; pass < 60; ++pass) engine.step();
+  engine.scheduler().new_epoch(/*keep=*/true);
+  bool spilled = false;
+  while (engine.group(junior).num_held > 0) {
+    ASSERT_TRUE(engine.step());
+    spilled |= !engine.group(junior).sequences[0].host.empty();
+  }
+  EXPECT_TRUE(spilled) << "then its trunk is needed too";
+  engine.run();
+  EXPECT_FALSE(engine.group(junior).tainted);
+  EXPECT_EQ(engine.scheduler().counters().restored_pages, 0);
+  for (const int32_t id : {senior, junior}) engine.check_responses(id);
 }
 
 TEST(Scheduler, ResetForgetsTheCacheUnderARunningResponse) {
@@ -254,13 +275,27 @@ TEST(Scheduler, AFailedPassCountsForNothing) {
     ids.push_back(engine.add(endless(prompt, 3, 100)));
   }
   for (int32_t pass = 0; pass < 60; ++pass) {
-    engine.fail_pass(random);
+    engine.fail_pass(random() % 4);
     engine.step();
     if (testing::Test::HasFatalFailure()) return;
   }
   engine.run();
   for (const int32_t id : ids) engine.check_responses(id);
   EXPECT_EQ(engine.scheduler().counters().prompt_tokens, 4 * 180) << "counted once";
+}
+
+TEST(Scheduler, ACopyOfAFailedPassIsNotCountedOn) {
+  std::mt19937 random(11);
+  std::vector<int32_t> prompt = random_tokens(random, 100);
+  PaperEngine engine({}, 60);
+  engine.add(prompt, 1, 5);
+  engine.run();
+  prompt[90] = (prompt[90] + 1) % kPaperVocab;
+  const int32_t id = engine.add(prompt, 2, 5);
+  engine.fail_pass(/*num_copies=*/0);
+  EXPECT_FALSE(engine.group(id).drawn);
+  engine.run();
+  engine.check_responses(id);
 }
 
 }  // namespace

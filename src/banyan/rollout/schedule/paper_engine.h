@@ -104,9 +104,9 @@ class PaperEngine {
   }
 
   // The forward fails after some of the copies.
-  void fail_pass(std::mt19937& random) {
+  void fail_pass(size_t num_copies) {
     if (!scheduler_.next_pass(pass)) return;
-    pass.copies.resize(random() % (pass.copies.size() + 1));
+    pass.copies.resize(std::min(num_copies, pass.copies.size()));
     carry_out(pass);
     scheduler_.withdraw_pass();
     check_books();

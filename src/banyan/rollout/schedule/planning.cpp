@@ -25,7 +25,6 @@ bool Scheduler::next_pass(Pass& pass) {
   pass.clear();
   undo_computed_.clear();
   undo_drawn_.clear();
-  undo_spilled_.clear();
   if (idle() || pool_->num_pages() == 0) return false;
   preempted_ = false;
   for (Group* group : started_) {
@@ -56,7 +55,6 @@ void Scheduler::withdraw_pass() {
   for (auto it = undo_computed_.rbegin(); it != undo_computed_.rend(); ++it) {
     tree_->rewind(it->first, it->second);
   }
-  for (const auto& [group, child] : undo_spilled_) release_host(at(group).sequences[child]);
   for (const int32_t id : undo_drawn_) {
     Group& group = at(id);
     group.drawn = false;
@@ -67,7 +65,7 @@ void Scheduler::withdraw_pass() {
   }
   undo_computed_.clear();
   undo_drawn_.clear();
-  undo_spilled_.clear();
+  // Frees the slots of host memory too: what was to be spilled may not be there.
   retract_all();
 }
 

@@ -77,7 +77,6 @@ void Scheduler::publish(Group& group, Sequence& sequence, bool with_tail) {
     const int32_t count = std::min(kPageTokens, sequence.computed - first);
     if (next >= sequence.table.size()) return;
     if (count < (with_tail ? PrefixTree::kMinCopiedTokens : kPageTokens)) return;
-    if (pool_->holders(sequence.table[next]) > 1) return;  // the prompt's tail: in the tree already
     tokens_.clear();
     for (int32_t i = 0; i < count; ++i) tokens_.push_back(group.token_at(sequence, first + i));
     const int32_t node =
@@ -131,7 +130,6 @@ void Scheduler::preempt(Group& group, Sequence& sequence, Pass& pass) {
           {.from = sequence.table[i], .to = slots.back(), .kind = PageCopy::Kind::kSpill});
     }
     counters_.spilled_pages += own;
-    undo_spilled_.emplace_back(group.id, static_cast<int32_t>(&sequence - &group.sequences[0]));
   }
   stop_running(group, sequence);
   if (spills) {

@@ -236,7 +236,6 @@ class Scheduler {
   // To take it back.
   std::vector<std::pair<int32_t, int32_t>> undo_computed_;  // node, computed before
   std::vector<int32_t> undo_drawn_;                         // groups
-  std::vector<std::pair<int32_t, int32_t>> undo_spilled_;   // group, child
   std::vector<int32_t> tokens_;                             // reused
 };
 

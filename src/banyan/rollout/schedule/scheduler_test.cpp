@@ -296,6 +296,7 @@ TEST(Scheduler, LearnsHowLongResponsesAre) {
   };
   EXPECT_EQ(start("a"), 9);
   EXPECT_EQ(start("b"), 2);
+  EXPECT_EQ(start("b"), 2) << "nothing is learned from responses that were cut off";
 }
 
 TEST(Scheduler, AGroupIsAdmittedAsAWhole) {
@@ -368,6 +369,29 @@ TEST(Scheduler, AClosedQueueStartsWithTheLongest) {
   std::vector<int32_t> ids;
   for (const auto& [id, child] : engine.ended) ids.push_back(id);
   EXPECT_EQ(ids, (std::vector<int32_t>{1, 3, 2, 0}));
+}
+
+TEST(Scheduler, AClosedQueueKeepsPromptsWithOneTrunkTogether) {
+  std::mt19937 random(20);
+  const std::vector<int32_t> a = random_tokens(random, 100);
+  const std::vector<int32_t> b = random_tokens(random, 100);
+  PaperEngine engine({.max_num_seqs = 1}, 4);  // room for one trunk
+  engine.scheduler().close_queue(true);
+  for (int32_t i = 0; i < 6; ++i) engine.add(join(i % 2 == 0 ? a : b, {i}), 1, 3);
+  engine.run();
+  std::vector<int32_t> ids;
+  for (const auto& [id, child] : engine.ended) ids.push_back(id);
+  EXPECT_EQ(ids, (std::vector<int32_t>{0, 2, 4, 1, 3, 5}));
+}
+
+TEST(Scheduler, SeatsAreKeptForChildrenWhosePromptIsBeingComputed) {
+  PaperEngine engine({.max_num_seqs = 4}, 100);
+  engine.add(std::vector<int32_t>(30, 1), 3, 20);
+  engine.add(std::vector<int32_t>(30, 2), 3, 20);
+  engine.add(std::vector<int32_t>(30, 4), 3, 20);
+  engine.step();
+  EXPECT_EQ(engine.scheduler().num_groups_started(), 2) << "three seats and one";
+  engine.run();
 }
 
 TEST(Scheduler, NeighboursInTheTreeAreNeighboursInThePass) {
@@ -546,6 +570,22 @@ TEST(Scheduler, APreemptedResponseFindsItsPagesAgain) {
   engine.check_responses(id);
   EXPECT_EQ(engine.group(id).sequences[0].num_retractions, 1);
   EXPECT_LT(engine.scheduler().counters().recomputed_tokens, kPageTokens);
+}
+
+// Greedy siblings: another response has computed every known position of this one.
+TEST(Scheduler, AResponseWhoseTwinIsAheadStillComputesItsLastToken) {
+  std::mt19937 random(19);
+  PaperEngine engine({}, 40);
+  const std::vector<int32_t> prompt = random_tokens(random, 64);
+  const GroupRequest request{.prompt = prompt, .max_new = 150, .ignore_eos = true};
+  const int32_t ahead = engine.add(request, /*row=*/5);
+  for (int32_t pass = 0; pass < 70; ++pass) engine.step();
+  const int32_t behind = engine.add(request, /*row=*/5);
+  while (engine.response(behind).size() < 64) ASSERT_TRUE(engine.step());
+  engine.scheduler().retract_all();
+  engine.run();
+  for (const int32_t id : {ahead, behind}) engine.check_responses(id);
+  EXPECT_EQ(engine.response(ahead), engine.response(behind));
 }
 
 // --- ends ---
