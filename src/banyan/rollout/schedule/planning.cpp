@@ -56,6 +56,7 @@ void Scheduler::withdraw_pass() {
     tree_->rewind(it->first, it->second);
   }
   for (const int32_t id : undo_drawn_) {
+    if (!groups_[id]) continue;  // forgotten: the caller failed after the draws
     Group& group = at(id);
     group.drawn = false;
     counters_.prompt_tokens -= group.prompt_length();

@@ -117,6 +117,8 @@ class Scheduler {
   bool idle() const { return num_unfinished_ == 0; }  // every response of every group has ended
   int32_t num_running() const { return num_running_; }
   int32_t num_waiting() const { return num_unfinished_ - num_running_; }
+  int32_t num_groups_queued() const { return queue_.size(); }  // never admitted yet
+  int64_t num_queued_prompt_tokens() const { return queue_.prompt_tokens(); }
   int32_t num_groups_started() const { return static_cast<int32_t>(started_.size()); }
   int32_t num_pages() const { return pool_->num_pages(); }
   int32_t num_used_pages() const;

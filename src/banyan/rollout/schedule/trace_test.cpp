@@ -82,7 +82,7 @@ void play(const Trace& trace, int64_t pass, Add add, Abort abort) {
   }
 }
 
-constexpr int32_t kLastEvent = 800;  // passes
+constexpr int32_t kLastEvent = 600;  // passes
 
 struct Outcome {
   std::map<std::pair<int32_t, int32_t>, std::vector<int32_t>> responses;
@@ -156,7 +156,7 @@ void expect_same(const Trace& trace, const Outcome& got, const Outcome& wanted) 
 
 TEST(SchedulerTrace, ResponsesAreThoseOfTheReference) {
   SchedulerCounters sum;
-  for (uint32_t seed = 0; seed < 300; ++seed) {
+  for (uint32_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
     Trace trace(seed);
     const SchedulerOptions options = trace.random_options();
