@@ -72,6 +72,11 @@ class PaperEngine {
     return scheduler_.set_num_pages(num_pages);
   }
 
+  void set_host_pages(int32_t num_pages) {
+    scheduler_.set_host_pages(num_pages);
+    host_.assign(num_pages, {});
+  }
+
   // `row` is part of the noise: give equal rows to get equal responses.
   int32_t add(GroupRequest request, int64_t row = -1) {
     const int32_t id = scheduler_.add(std::move(request));

@@ -278,6 +278,11 @@ std::vector<int32_t> Scheduler::set_num_pages(int32_t num_pages) {
   return impossible;
 }
 
+void Scheduler::set_host_pages(int32_t num_pages) {
+  retract_all();
+  host_ = PagePool(num_pages);
+}
+
 int32_t Scheduler::num_used_pages() const {
   return pool_->num_pages() - pool_->num_free() - tree_->num_cached();
 }

@@ -91,6 +91,7 @@ class Scheduler {
   // calls withdraw_pass.
   bool next_pass(Pass& pass);
   // The last pass failed: nothing that it should have computed counts, and what ran is recomputed.
+  // To be called before anything else is.
   void withdraw_pass();
   // Pages of the running child or of the trunk, positions 0..first_position + num_tokens - 1.
   // Valid until the next call that changes anything.
@@ -111,6 +112,8 @@ class Scheduler {
   // A pool of another size (0 while asleep): retracts everything and forgets the cache. Returns the
   // groups that can never fit any more; the caller drops them.
   std::vector<int32_t> set_num_pages(int32_t num_pages);
+  // Pages that fit in host memory (SchedulerOptions::host_pages). Retracts everything.
+  void set_host_pages(int32_t num_pages);
   void set_spill_costs(const SpillCosts& costs) { spill_costs_ = costs; }
 
   // --- figures ---

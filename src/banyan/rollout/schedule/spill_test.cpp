@@ -48,7 +48,7 @@ TEST(Spill, RecomputesWhereThatIsCheaperOrThereIsNoPlace) {
 }
 
 TEST(Spill, SlotsAreFreeAfterAbortRetractionAndNewWeights) {
-  for (int32_t how = 0; how < 4; ++how) {
+  for (int32_t how = 0; how < 5; ++how) {
     std::mt19937 random(2);
     PaperEngine engine({.conservativeness = 0.01, .page_bytes = 100, .host_pages = 20}, 12);
     engine.never_stops = true;
@@ -67,6 +67,9 @@ TEST(Spill, SlotsAreFreeAfterAbortRetractionAndNewWeights) {
         break;
       case 2:
         engine.scheduler().new_epoch(/*keep=*/false);
+        break;
+      case 3:
+        engine.set_host_pages(20);
         break;
       default:
         engine.set_num_pages(12);
