@@ -64,6 +64,7 @@ class FakeEngine:
         self.epoch = 0
         self._bytes = token_bytes
         self._running: list[_Response] = []
+        self._gone: list[_Response] = []  # aborted
         self._events: list[dict[str, Any]] = []
         self._lock = threading.Condition()
         self._read, self._write = os.pipe()
@@ -111,8 +112,8 @@ class FakeEngine:
         with self._lock:
             gone = [r for r in self._running if not ids or r.request["id"] in ids]
             self._running = [r for r in self._running if r not in gone]
-            for response in gone:
-                self._emit(self._event(response, [], "abort"))
+            self._gone += gone  # their last events come with the next pass
+            self._lock.notify_all()
             names = {response.request["id"] for response in gone}
             self.aborted += sorted(names)
             return len(names)
@@ -184,6 +185,9 @@ class FakeEngine:
     def _loop(self) -> None:
         while self.state != "stopped":
             with self._lock:
+                for response in self._gone:
+                    self._emit(self._event(response, [], "abort"))
+                self._gone.clear()
                 if not self._running or self.state != "running":
                     self._lock.wait(0.05)
                     continue
@@ -245,9 +249,7 @@ class FakeEngine:
             scored = [
                 self._top(id, place, count) if place else [] for place, id in enumerate(prompt)
             ]
-        done = finish is not None
-        span = {"epoch": self.epoch, "version": self.version, "start": 0, "end": len(response.ids)}
-        return {
+        event = {
             "request": response.request["id"],
             "index": response.index,
             "tokens": new,
@@ -256,15 +258,21 @@ class FakeEngine:
             "log_kept_mass": [-0.25] * len(new),
             "top": top,
             "sampling_mask": [[id] for id in new] if params.get("return_sampling_mask") else None,
-            "finished": done,
+            "finished": finish is not None,
+        }
+        if finish is None:
+            return event
+        return event | {
             "finish": finish,
             "stop_token": stop_token,
             "stop_string": stop_string,
             "error": "",
             "prompt_tokens": len(prompt),
-            "cached_tokens": len(prompt) // 2 if done else 0,
+            "cached_tokens": len(prompt) // 2,
             "num_retractions": 0,
-            "spans": [span] if done else [],
+            "spans": [
+                {"epoch": self.epoch, "version": self.version, "start": 0, "end": len(response.ids)}
+            ],
             "prompt_logprobs": scored,
         }
 

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from banyan.data.chat import Chat
 from banyan.serve import load
+from banyan.serve.context import Context
 from banyan.serve.ids_only import IdsOnly
 from banyan.serve.limits import Limits
 from banyan.serve.server import Listen, bind, serve
@@ -26,18 +27,9 @@ ANSWER = "Hello, wörld! 🌍 and so on"
 class Running:
     """A server in a thread of its own."""
 
-    def __init__(self, directory: Path, listen: Listen, served: load.Served, **engine: Any) -> None:
-        with_text = engine.pop("text", True)
-        self.chat = Chat(directory)
-        self.answer = ANSWER
-        eos = self.chat.encode("<|im_end|>")
-        script = engine.pop("script", lambda request, index: [*self.chat.encode(self.answer), *eos])
-        grammars = engine.pop("grammars", None)
-        tokens = load.TokenText(self.chat.tokenizer, VOCAB)
-        self.engine = FakeEngine(script, tokens.for_stops(), VOCAB, **engine)
-        chat = self.chat if with_text else IdsOnly(directory)
-        self.context = load.context(self.engine, chat, VOCAB, 128, served, grammars)
-        self.listen = listen
+    def __init__(self, context: Context, listen: Listen) -> None:
+        self.context, self.listen = context, listen
+        self.chat, self.engine = context.chat, context.engine._engine
         self.sockets = bind(listen)
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
@@ -61,7 +53,7 @@ class Running:
         unix = self.listen.uds
         transport = httpx.HTTPTransport(uds=str(unix)) if unix else None
         url = "http://localhost" if unix else self.url
-        self.http = httpx.Client(base_url=url, timeout=20, trust_env=False, transport=transport)
+        self.http = httpx.Client(base_url=url, timeout=60, trust_env=False, transport=transport)
         for _ in range(100):
             try:
                 self.http.get("/health")
@@ -92,11 +84,22 @@ def running(
     listen: Listen | None = None,
     limits: dict[str, Any] | None = None,
     served: load.Served | None = None,
+    text: bool = True,
+    grammars: Any = None,
     **engine: Any,
 ) -> Iterator[Running]:
-    served = served or load.Served(names=("tiny",))
-    served = replace(served, limits=Limits(**(limits or {})))
-    with Running(directory, listen or Listen(port=0), served, **engine) as server:
+    """A server over the fake engine, which says `server.answer`. `text`: false for ids only."""
+    served = replace(served or load.Served(names=("tiny",)), limits=Limits(**(limits or {})))
+    chat = Chat(directory)
+    end = chat.encode("<|im_end|>")
+    script = engine.pop("script", lambda request, index: [*chat.encode(server.answer), *end])
+    tokens = load.TokenText(chat.tokenizer, VOCAB)
+    fake = FakeEngine(script, tokens.for_stops(), VOCAB, **engine)
+    shown = chat if text else IdsOnly(directory)
+    context = load.context(fake, shown, VOCAB, 128, served, grammars)
+    server = Running(context, listen or Listen(port=0))
+    server.answer = ANSWER
+    with server:
         yield server
 
 

@@ -66,7 +66,8 @@ def test_a_stopped_answer_is_aborted_and_kept(talk):
     pieces.close()
     assert talk.messages[-1] == {"role": "assistant", "content": "".join(said)}
     assert len(talk._engine.aborted) == 1
-    talk._engine.pass_seconds = 0
+    stale = {"request": "an earlier one", "finished": True, "finish": "abort", "tokens": []}
+    talk._engine._emit(stale)
     assert "".join(talk.ask("again")) == "Hello, wörld!"
 
 

@@ -132,15 +132,16 @@ class Conversation:
             while not finished:
                 select.select([self._engine.event_fd()], [], [])
                 for event in self._engine.drain():
+                    if event["request"] != id:
+                        continue  # the end of an answer that was stopped
                     finished = event["finished"]
-                    if event["error"]:
+                    if event.get("error"):
                         raise UserError(event["error"])
                     drop_last = finished and event["finish"] == "stop"
                     yield stream.push(event["tokens"], finished, drop_last=drop_last)
         finally:
             if not finished:
                 self._engine.abort([id])
-                self._engine.drain()
 
 
 def repl(talk: Conversation) -> None:

@@ -167,14 +167,7 @@ class ChatReply:
         if fields["return_weight_versions"] and choice.final:
             shown["weight_versions"] = choice.versions()
         if fields["return_rl"]:
-            part = slice(begin, end)
-            shown["rl"] = {
-                "raw": [logprobs.finite(value) for value in choice.raw[part]],
-                "processed": [logprobs.finite(value) for value in choice.processed[part]],
-                "log_kept_mass": choice.kept[part],
-                "seed": self.seed,
-                "epochs": choice.epochs(),
-            }
+            shown["rl"] = logprobs.for_training(choice, begin, end, self.seed)
         return shown
 
 

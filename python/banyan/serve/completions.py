@@ -113,7 +113,7 @@ class CompletionReply:
         if fields["return_sampling_mask"]:
             shown["sampling_mask"] = choice.masks[begin:end]
         if fields["return_rl"]:
-            shown["rl"] = self._rl(choice, begin, end)
+            shown["rl"] = logprobs.for_training(choice, begin, end, self.seed)
         if self.stream:
             optional = ("logprobs", "stop_reason")
             return {k: v for k, v in shown.items() if v is not None or k not in optional}
@@ -134,16 +134,6 @@ class CompletionReply:
             )
             found = logprobs.joined(prompt, found)
         return found
-
-    def _rl(self, choice: Choice, begin: int, end: int) -> Fields:
-        part = slice(begin, end)
-        return {
-            "raw": [logprobs.finite(value) for value in choice.raw[part]],
-            "processed": [logprobs.finite(value) for value in choice.processed[part]],
-            "log_kept_mass": choice.kept[part],
-            "seed": self.seed,
-            "epochs": choice.epochs(),
-        }
 
     def _check(self) -> None:
         fields = self.fields

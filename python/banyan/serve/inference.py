@@ -32,6 +32,7 @@ class InferenceReply:
         self.processed = context.logprobs_mode == "processed_logprobs"
         prompt = fields["token_ids"]
         params = sampling_params.openai_params(context, params_fields)
+        self.seed = params["seed"]
         wanted = params_fields["max_tokens"]
         sampling_params.set_length(
             context, params, prompt, wanted, "sampling_params.max_tokens", 16
@@ -87,9 +88,5 @@ class InferenceReply:
         if self.fields["return_weight_versions"] and choice.final:
             shown["weight_versions"] = choice.versions()
         if self.fields["return_rl"]:
-            shown["rl"] = {
-                "raw": [logprobs.finite(value) for value in choice.raw[begin:end]],
-                "processed": [logprobs.finite(value) for value in choice.processed[begin:end]],
-                "log_kept_mass": choice.kept[begin:end],
-            }
+            shown["rl"] = logprobs.for_training(choice, begin, end, self.seed)
         return shown

@@ -124,6 +124,18 @@ def by_id(choice: Choice, begin: int, end: int, processed: bool) -> dict[str, An
     return {"content": content}
 
 
+def for_training(choice: Choice, begin: int, end: int, seed: int) -> dict[str, Any]:
+    """`rl`: both laws of tokens [begin, end), what truncation kept, and what drew them."""
+    part = slice(begin, end)
+    return {
+        "raw": [finite(value) for value in choice.raw[part]],
+        "processed": [finite(value) for value in choice.processed[part]],
+        "log_kept_mass": choice.kept[part],
+        "seed": seed,
+        "epochs": choice.epochs(),
+    }
+
+
 def name(tokens: TokenText, id: int, as_ids: bool) -> str:
     return f"token_id:{id}" if as_ids else tokens.name(id)
 

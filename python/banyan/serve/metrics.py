@@ -141,8 +141,9 @@ class Metrics:
 
     def forget(self, id: str) -> None:
         """A request that its client left: what comes of it is not counted."""
-        if self._times.pop(id, None):
-            self._finished["abort"] += 1
+        times = self._times.pop(id, None)
+        if times:
+            self._finished["abort"] += times.left
 
     def reject(self, reason: str) -> None:
         self._rejected[reason] = self._rejected.get(reason, 0) + 1

@@ -143,6 +143,7 @@ class BlockParser(Parser):
         super().__init__()
         self._read, self._begin, self._end, self._once = read, begin, end, once
         self._held = ""
+        self._after_call = False
 
     def push(self, text: str, final: bool) -> list[Fields]:
         self._held += text
@@ -151,7 +152,8 @@ class BlockParser(Parser):
             start = self._held.find(self._begin)
             if start < 0:
                 keep = 0 if final else _partial(self._held, self._begin)
-                self._content(pieces, len(self._held) - keep)
+                if final or not self._blank(len(self._held) - keep):
+                    self._content(pieces, len(self._held) - keep)
                 break
             self._content(pieces, start)
             end = self._held.find(self._end, len(self._begin))
@@ -163,9 +165,14 @@ class BlockParser(Parser):
         return pieces
 
     def _content(self, pieces: list[Fields], length: int) -> None:
-        text, self._held = self._held[:length], self._held[length:]
-        if text and not (self.called and text.isspace()):
-            pieces.append({"content": text})
+        if length and not self._blank(length):
+            self._after_call = False
+            pieces.append({"content": self._held[:length]})
+        self._held = self._held[length:]
+
+    def _blank(self, length: int) -> bool:
+        """Whether the next letters are the space between two calls, or behind the last."""
+        return self._after_call and self._held[:length].isspace()
 
     def _block(self, pieces: list[Fields], inner: str, stop: int) -> None:
         try:
@@ -174,6 +181,7 @@ class BlockParser(Parser):
             self._content(pieces, stop)
             return
         self._held = self._held[stop:]
+        self._after_call = True
         if not (self._once and self.called):
             pieces.append(self._call(call))
 
