@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import resource
 import socket
 import threading
@@ -314,3 +315,64 @@ def test_a_fault_of_ours_shows_no_detail(served_model, monkeypatch, caplog):
         error = refused(server.post("/v1/completions", prompt="a"), 500, "internal error")
         assert error["message"] == "internal error"
         assert any(error["request_id"] in record.getMessage() for record in caplog.records)
+
+
+def test_three_hundred_clients_leave_and_nothing_stays(served_model):
+    with running(served_model, pass_seconds=0.005) as server:
+        fields = {"prompt": "a", "n": 2, "max_tokens": 100, "ignore_eos": True, "stream": True}
+        body = json.dumps(fields).encode()
+        sent = request(body, b"Content-Length: %d" % len(body))
+
+        def leave(count: int) -> None:
+            for _ in range(count):
+                with socket.create_connection(("127.0.0.1", server.port)) as connection:
+                    connection.sendall(sent)
+                    assert connection.recv(10)
+
+        leave(50)
+        wait_until(lambda: server.engine.stats()["running"] == 0)
+        before = resident_mib()
+        threads = [threading.Thread(target=leave, args=(50,)) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        wait_until(lambda: server.engine.stats()["running"] == 0)
+        server.engine.requests.clear()
+        assert resident_mib() - before < 16
+        client = server.context.engine
+        assert not client._subscriptions
+        assert not client._public
+        assert server.context.metrics.in_flight == 0
+        ok(server.post("/v1/completions", prompt="a"))
+
+
+def test_mangled_requests_are_answered_or_closed(served_model):
+    """A seeded storm of changed bytes: a status below 500 or a closed connection, and the next request is served."""
+    rng = random.Random(7)
+    body = json.dumps(
+        {"prompt": "abc", "max_tokens": 3, "stop": ["x"], "logit_bias": {"3": 1}}
+    ).encode()
+    whole = request(body, b"Content-Length: %d" % len(body), b"Connection: close")
+    chunked = request(b"", b"Transfer-Encoding: chunked", b"Connection: close")
+    chunked += b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    quick = {"header_seconds": 0.2, "body_seconds": 0.2, "idle_seconds": 0.2}
+    with running(served_model, limits=quick) as server:
+        before = resident_mib()
+        for _ in range(400):
+            sent = bytearray(rng.choice((whole, chunked)))
+            for _ in range(rng.randint(1, 4)):
+                place = rng.randrange(len(sent))
+                kind = rng.randrange(4)
+                if kind == 0:
+                    sent[place] = rng.randrange(256)
+                elif kind == 1:
+                    del sent[place : place + rng.randint(1, 9)]
+                elif kind == 2:
+                    sent[place:place] = bytes(rng.randrange(256) for _ in range(rng.randint(1, 9)))
+                else:
+                    sent[place:place] = sent[: rng.randint(1, 40)]
+            answer = talk(server, bytes(sent))
+            assert not answer or status(answer) < 500, bytes(sent)
+        assert resident_mib() - before < 16
+        ok(server.post("/v1/completions", prompt="a"))
