@@ -37,6 +37,7 @@ FIELD_KEYS = {
     "max_prompt_length": "data.max_prompt_length",
     "kernels": "banyan.kernels",
     "force_old_log_prob": "banyan.force_old_log_prob",
+    "partial_rollout": "banyan.partial_rollout",
     "max_nonfinite_steps": "banyan.max_nonfinite_steps",
     "max_failed_frac": "banyan.reward.max_failed_frac",
 }

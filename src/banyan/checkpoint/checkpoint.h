@@ -31,6 +31,7 @@ struct TrainerState {
   int64_t global_step = 0;
   int64_t skipped_in_a_row = 0;   // updates skipped for a non-finite norm, ending at this step
   std::string extra;              // JSON of the host: data loader position, anything it needs
+  std::string unfinished;         // JSON of groups that a rollout cut off; empty: none
   std::optional<double> kl_coef;  // of an adaptive controller of the KL in the reward
 };
 

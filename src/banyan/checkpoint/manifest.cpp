@@ -54,6 +54,7 @@ Json to_json(const Manifest& manifest) {
   Json state = {{"optimizer_steps", manifest.optimizer_steps},
                 {"skipped_in_a_row", trainer.skipped_in_a_row},
                 {"extra", trainer.extra}};
+  if (!trainer.unfinished.empty()) state["unfinished"] = trainer.unfinished;
   if (trainer.kl_coef) state["kl_coef"] = *trainer.kl_coef;
   return {{"format", kFormat},
           {"step", trainer.global_step},
@@ -121,6 +122,9 @@ Manifest read_manifest(const std::string& path) {
   manifest.optimizer_steps = field<int64_t>(trainer, "optimizer_steps", where);
   manifest.trainer.skipped_in_a_row = field<int64_t>(trainer, "skipped_in_a_row", where);
   manifest.trainer.extra = field<std::string>(trainer, "extra", where);
+  if (trainer.contains("unfinished")) {
+    manifest.trainer.unfinished = field<std::string>(trainer, "unfinished", where);
+  }
   if (trainer.contains("kl_coef")) {
     manifest.trainer.kl_coef = field<double>(trainer, "kl_coef", where);
   }

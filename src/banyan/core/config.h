@@ -212,6 +212,7 @@ struct Config {
   std::vector<int32_t> stop_ids;  // filled by the shell: EOS ids of tokenizer and generation config
   std::string kernels;            // banyan.kernels: native | aten
   bool force_old_log_prob;        // banyan.force_old_log_prob: always run the old-log-prob pass
+  bool partial_rollout;           // banyan.partial_rollout: what over_sample_rate cut off goes on
   int64_t max_nonfinite_steps;  // banyan.max_nonfinite_steps: stop after that many skipped updates
                                 // in a row
   double max_failed_frac;       // banyan.reward.max_failed_frac

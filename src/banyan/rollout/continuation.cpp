@@ -34,7 +34,10 @@ void append_spans(const std::vector<WeightSpan>& more,
   for (WeightSpan span : more) {
     span.start += used;
     span.end += used;
-    if (!spans.empty() && spans.back().epoch == span.epoch && spans.back().end == span.start) {
+    // The epochs of two runs of the process do not mean the same.
+    const bool goes_on = !spans.empty() && spans.back().epoch == span.epoch &&
+                         spans.back().version == span.version && spans.back().end == span.start;
+    if (goes_on) {
       spans.back().end = span.end;
     } else {
       spans.push_back(std::move(span));

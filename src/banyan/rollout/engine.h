@@ -87,6 +87,7 @@ class Engine final : public Generator {
                          const SamplingParams& params,
                          const OnFinished& on_finished,
                          const std::function<bool()>& should_stop = nullptr) override;
+  bool can_continue() const override { return true; }
   void weights_changed(int64_t version) override;
 
   // --- for a server: every call may come from any thread ---

@@ -18,7 +18,7 @@ struct Prompt {
   int32_t n = 1;                // responses
   int32_t first_index = 0;      // index of the first response, the others follow
   // A continuation: `tokens` are a prompt of this length and a response so far. It counts against
-  // max_tokens, and the trajectory that comes back begins after it. 0: none.
+  // max_tokens; the trajectory that comes back has all of `tokens` as its prompt. 0: none.
   int32_t original_prompt = 0;
 };
 
@@ -45,6 +45,9 @@ class Generator {
                                  const SamplingParams& params,
                                  const OnFinished& on_finished,
                                  const std::function<bool()>& should_stop) = 0;
+
+  // Whether Prompt::original_prompt is understood.
+  virtual bool can_continue() const { return false; }
 
   // The trainer's weights have changed: nothing that was computed from the old ones may be used
   // again. `version` counts the updates. Bounded in time: throws with what it waited for.

@@ -160,6 +160,7 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   config.stop_ids = {0};
   config.kernels = "native";
   config.force_old_log_prob = false;
+  config.partial_rollout = false;
   config.max_nonfinite_steps = 3;
   config.max_failed_frac = 0.2;
   return config;

@@ -196,6 +196,7 @@ Config config_from_json(const std::string& text) {
   node("_shell.").read("stop_ids", config.stop_ids);
   node("banyan.").read("kernels", config.kernels);
   node("banyan.").read("force_old_log_prob", config.force_old_log_prob);
+  node("banyan.").read("partial_rollout", config.partial_rollout);
   node("banyan.").read("max_nonfinite_steps", config.max_nonfinite_steps);
   node("banyan.reward.").read("max_failed_frac", config.max_failed_frac);
   return config;

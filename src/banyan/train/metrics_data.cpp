@@ -145,6 +145,11 @@ void data_metrics(const Config& config, const StepResult& result, Metrics& metri
   group_metrics(result.batch, metrics);
   reward_metrics(result.batch, metrics);
   variance_metrics(result, metrics);
+  if (config.rollout.over_sample_rate > 0.0) {
+    metrics["rollout/cut_groups"] = static_cast<double>(result.over_sample.cut_groups);
+    metrics["rollout/resumed_responses"] =
+        static_cast<double>(result.over_sample.resumed_responses);
+  }
   if (!config.algorithm.filter_groups.enable) return;
   const FilterStats& filter = result.filter;
   metrics["training/filter_groups/num_gen_batches"] = static_cast<double>(filter.num_gen_batches);

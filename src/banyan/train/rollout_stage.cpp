@@ -1,6 +1,9 @@
 #include "banyan/train/rollout_stage.h"
 
 #include <iterator>
+#include <map>
+#include <set>
+#include <utility>
 
 #include "banyan/train/clock.h"
 
@@ -15,6 +18,7 @@ rollout::SamplingParams sampling_params(const Config& config, RolloutKind kind, 
   params.temperature = greedy ? 0.0 : sampling.temperature;
   params.top_p = sampling.top_p;
   params.top_k = static_cast<int32_t>(sampling.top_k);
+  params.repetition_penalty = config.rollout.repetition_penalty;
   params.max_tokens = static_cast<int32_t>(config.rollout.response_length);
   params.eos_ids = config.stop_ids;
   params.ignore_eos = config.rollout.ignore_eos;
@@ -35,43 +39,135 @@ void move_all(std::vector<T>&& from, std::vector<T>& to) {
   to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 
+// A group is scored as a whole.
+void drop_scores_of(const std::vector<UnfinishedGroup>& groups, std::vector<Score>& scores) {
+  std::set<int64_t> rows;
+  for (const UnfinishedGroup& group : groups) rows.insert(group.row.row);
+  std::erase_if(scores, [&](const Score& score) { return rows.contains(score.row); });
+}
+
+// Sorts what comes out of the generator into groups, and hands to the scorer what ends.
+class Collector {
+ public:
+  Collector(const Generation& with, RolloutWork work, RolloutKind kind)
+      : with_(with), kind_(kind), enough_(work.enough) {
+    const auto n = static_cast<int32_t>(responses_per_prompt(with.config, kind));
+    for (PromptRow& row : work.rows) {
+      prompts_.push_back({.row = row.row, .tokens = row.tokens, .n = n});
+      Group& group = groups_[row.row];
+      group.left = n;
+      group.what.row = std::move(row);
+    }
+    for (UnfinishedGroup& resumed : work.resumed) {
+      add_prompts(resumed, prompts_);
+      Group& group = groups_[resumed.row.row];
+      group.left = static_cast<int32_t>(resumed.cut.size());
+      for (Trajectory& cut : resumed.cut) before_[{cut.row, cut.index}] = std::move(cut);
+      resumed.cut.clear();
+      group.num_earlier = resumed.ended.size();
+      group.what = std::move(resumed);
+    }
+  }
+
+  const std::vector<rollout::Prompt>& prompts() const { return prompts_; }
+  bool has_enough() const { return enough_ > 0 && num_whole_ >= enough_; }
+
+  void take(Trajectory&& trajectory) {
+    const auto before = before_.find({trajectory.row, trajectory.index});
+    if (before != before_.end()) trajectory = joined(before->second, std::move(trajectory));
+    Group& group = groups_[trajectory.row];
+    if (enough_ > 0 && trajectory.finish == FinishReason::kAbort) {
+      group.what.cut.push_back(std::move(trajectory));
+      return;
+    }
+    if (kind_ == RolloutKind::kGreedy) {
+      trajectory.index = static_cast<int32_t>(with_.config.rollout.train.n);
+    }
+    submit(trajectory);
+    group.what.ended.push_back(std::move(trajectory));
+    if (--group.left > 0) return;
+    ++num_whole_;
+    for (size_t i = 0; i < group.num_earlier; ++i) submit(group.what.ended[i]);
+  }
+
+  // The trajectories of whole groups; the rest is unfinished.
+  RolloutResult sorted() {
+    RolloutResult result;
+    for (auto& [row, group] : groups_) {
+      if (group.left > 0) {
+        result.unfinished.push_back(std::move(group.what));
+      } else {
+        move_all(std::move(group.what.ended), result.trajectories);
+      }
+    }
+    return result;
+  }
+
+ private:
+  struct Group {
+    UnfinishedGroup what;
+    size_t num_earlier = 0;  // of `ended`, from earlier steps: not handed to the scorer yet
+    int32_t left = 0;        // responses that have not ended
+  };
+
+  // With a reward model the scorer waits for its numbers.
+  void submit(const Trajectory& trajectory) {
+    if (with_.reward_model != nullptr) return;
+    with_.host.submit(trajectory, kind_ == RolloutKind::kValidation);
+  }
+
+  const Generation& with_;
+  RolloutKind kind_;
+  int64_t enough_;
+  std::vector<rollout::Prompt> prompts_;
+  std::map<int64_t, Group> groups_;                           // by row
+  std::map<std::pair<int64_t, int32_t>, Trajectory> before_;  // what resumed responses had
+  int64_t num_whole_ = 0;
+};
+
 }  // namespace
 
 rollout::EngineOptions engine_options(const Config& config) {
+  const RolloutConfig& rollout = config.rollout;
+  const EngineConfig& engine = config.engine;
   rollout::EngineOptions options;
-  options.max_num_seqs = static_cast<int32_t>(config.rollout.max_num_seqs);
-  options.max_num_batched_tokens = static_cast<int32_t>(config.rollout.max_num_batched_tokens);
-  options.memory_share = config.rollout.gpu_memory_utilization;
-  options.max_model_len = config.rollout.max_model_len.value_or(config.max_prompt_length +
-                                                                config.rollout.response_length);
-  options.share_prefix = config.sharing.mode != "off" && config.rollout.enable_prefix_caching;
-  options.enable_chunked_prefill = config.rollout.enable_chunked_prefill;
+  options.max_num_seqs = static_cast<int32_t>(rollout.max_num_seqs);
+  options.max_num_batched_tokens = static_cast<int32_t>(rollout.max_num_batched_tokens);
+  options.kv_bytes = engine.kv_cache_memory_bytes.value_or(0);
+  options.memory_share = rollout.gpu_memory_utilization;
+  options.mem_fraction_static = engine.mem_fraction_static.value_or(0.0);
+  options.max_model_len =
+      rollout.max_model_len.value_or(config.max_prompt_length + rollout.response_length);
+  options.share_prefix = config.sharing.mode != "off" && rollout.enable_prefix_caching;
+  options.enable_chunked_prefill = rollout.enable_chunked_prefill;
+  options.long_prefill_token_threshold = static_cast<int32_t>(engine.long_prefill_token_threshold);
+  options.prefill_schedule_interval = static_cast<int32_t>(engine.prefill_schedule_interval);
+  options.watermark = engine.watermark;
+  options.schedule_conservativeness = engine.schedule_conservativeness;
+  options.policy = rollout.scheduling_policy == "fcfs"       ? rollout::SchedulingPolicy::kFcfs
+                   : rollout.scheduling_policy == "priority" ? rollout::SchedulingPolicy::kPriority
+                                                             : rollout::SchedulingPolicy::kGroup;
+  options.grouped_attention = engine.grouped_attention;
+  options.keep_pool = !(rollout.enable_sleep_mode && rollout.free_cache_engine);
   return options;
 }
 
 RolloutResult run_rollout(const Generation& with,
-                          const std::vector<PromptRow>& rows,
+                          RolloutWork work,
                           RolloutKind kind,
                           int64_t step) {
   const bool validation = kind == RolloutKind::kValidation;
-  const auto n = static_cast<int32_t>(responses_per_prompt(with.config, kind));
-  std::vector<rollout::Prompt> prompts;
-  for (const PromptRow& row : rows) prompts.push_back({row.row, row.tokens, n});
-
-  RolloutResult result;
+  Collector collector(with, std::move(work), kind);
   Clock clock;
-  result.stats = with.generator.generate(
-      prompts,
+  rollout::GenerateStats stats = with.generator.generate(
+      collector.prompts(),
       sampling_params(with.config, kind, step),
-      [&](Trajectory&& trajectory) {
-        if (kind == RolloutKind::kGreedy) {
-          trajectory.index = static_cast<int32_t>(with.config.rollout.train.n);
-        }
-        if (with.reward_model == nullptr) with.host.submit(trajectory, validation);
-        result.trajectories.push_back(std::move(trajectory));
-      },
-      /*should_stop=*/nullptr);
-  result.generate_seconds = clock.lap();
+      [&](Trajectory&& trajectory) { collector.take(std::move(trajectory)); },
+      [&] { return collector.has_enough(); });
+  const double generate_seconds = clock.lap();
+  RolloutResult result = collector.sorted();
+  result.stats = stats;
+  result.generate_seconds = generate_seconds;
   if (with.reward_model != nullptr) {
     with.reward_model->score(validation, with.host, result.trajectories);
     for (const Trajectory& trajectory : result.trajectories) {
@@ -79,6 +175,7 @@ RolloutResult run_rollout(const Generation& with,
     }
   }
   result.scores = with.host.poll();
+  drop_scores_of(result.unfinished, result.scores);
   result.wait_seconds = clock.lap();
   return result;
 }
@@ -86,6 +183,7 @@ RolloutResult run_rollout(const Generation& with,
 void append(RolloutResult from, RolloutResult& to) {
   move_all(std::move(from.trajectories), to.trajectories);
   move_all(std::move(from.scores), to.scores);
+  move_all(std::move(from.unfinished), to.unfinished);
   to.stats.logical_prompt_tokens += from.stats.logical_prompt_tokens;
   to.stats.computed_prompt_tokens += from.stats.computed_prompt_tokens;
   to.stats.response_tokens += from.stats.response_tokens;

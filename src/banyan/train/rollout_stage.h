@@ -1,5 +1,6 @@
 // Prompts to scored trajectories: the engine generates, each trajectory is handed to the scorer as
-// it ends. With a reward model the scorer waits for the model's numbers, which come from one pass
+// it ends. A rollout may end when enough groups are whole; the rest comes back as it is. With a
+// reward model the scorer waits for the model's numbers, which come from one pass
 // over all trajectories.
 #pragma once
 
@@ -10,15 +11,26 @@
 #include "banyan/core/host.h"
 #include "banyan/rollout/engine.h"
 #include "banyan/train/reward_model.h"
+#include "banyan/train/unfinished.h"
 
 namespace banyan::train {
 
 struct RolloutResult {
-  std::vector<Trajectory> trajectories;  // in the order in which they ended
+  std::vector<Trajectory> trajectories;  // of whole groups, by row, each in the order of its ends
   std::vector<Score> scores;             // in the order in which they came
   rollout::GenerateStats stats;
   double generate_seconds = 0.0;
-  double wait_seconds = 0.0;  // for scores, after the last trajectory ended
+  double wait_seconds = 0.0;                // for scores, after the last trajectory ended
+  std::vector<UnfinishedGroup> unfinished;  // cut off, in the order of their rows
+};
+
+// What a rollout generates, and when it is over.
+struct RolloutWork {
+  std::vector<PromptRow> rows;
+  std::vector<UnfinishedGroup> resumed = {};  // that go on; no row of `rows`
+  int64_t enough = 0;                         // groups; then the rest is cut off. 0: all
+
+  int64_t num_groups() const { return static_cast<int64_t>(rows.size() + resumed.size()); }
 };
 
 // What samples, and for what.
@@ -38,10 +50,7 @@ struct Generation {
 rollout::EngineOptions engine_options(const Config& config);
 
 // `step` keys the noise.
-RolloutResult run_rollout(const Generation& with,
-                          const std::vector<PromptRow>& rows,
-                          RolloutKind kind,
-                          int64_t step);
+RolloutResult run_rollout(const Generation& with, RolloutWork work, RolloutKind kind, int64_t step);
 
 // Adds the trajectories, scores and figures of `from`.
 void append(RolloutResult from, RolloutResult& to);

@@ -1,8 +1,10 @@
 #include "banyan/train/sampling_stage.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "banyan/algo/group_filter.h"
 #include "banyan/core/error.h"
@@ -63,30 +65,61 @@ std::set<int64_t> flat_rows(const FilterGroupsConfig& filter, const Batch& batch
 
 class Sampling {
  public:
-  Sampling(const Generation& with, int64_t step)
-      : with_(with), filter_(with.config.algorithm.filter_groups), step_(step) {
+  Sampling(const Generation& with, int64_t step, std::vector<UnfinishedGroup>& unfinished)
+      : with_(with),
+        filter_(with.config.algorithm.filter_groups),
+        step_(step),
+        unfinished_(unfinished) {
     needs_greedy_ = algo::advantage(with.config.algorithm.adv_estimator).needs_greedy;
   }
 
   SampledBatch run() {
     const int64_t wanted = with_.config.train_batch_size;
-    int64_t fetch = wanted;
+    RolloutWork work;
+    work.resumed = std::exchange(unfinished_, {});
+    for (const UnfinishedGroup& group : work.resumed) {
+      seen_.insert(group.row.row);
+      out_.over_sample.resumed_responses += static_cast<int64_t>(group.cut.size());
+    }
+    int64_t fetch = started(wanted) - work.num_groups();
     while (kept_rows_.size() < static_cast<size_t>(wanted)) {
-      std::vector<PromptRow> rows = with_.host.next_prompts(fetch);
-      out_.end_of_data = static_cast<int64_t>(rows.size()) < fetch;
-      if (out_.end_of_data) return std::move(out_);
-      if (filter_.enable && drop_seen(rows)) continue;
-      out_.refused = refuse_to_go_on(rows);
-      if (out_.refused.empty()) out_.refused = add(rows);
-      if (!out_.refused.empty()) return std::move(out_);
       const int64_t missing = wanted - static_cast<int64_t>(kept_rows_.size());
-      fetch = std::min(2 * missing, wanted);
+      if (fetch > 0) {
+        work.rows = with_.host.next_prompts(fetch);
+        const bool ends = static_cast<int64_t>(work.rows.size()) < fetch;
+        out_.end_of_data = ends && work.num_groups() < missing;
+        if (out_.end_of_data) return std::move(out_);
+      }
+      if (drops_seen() && drop_seen(work.rows) && work.resumed.empty()) continue;
+      out_.refused = refuse_to_go_on(work);
+      if (out_.refused.empty()) out_.refused = add(std::exchange(work, {}));
+      if (!out_.refused.empty()) return std::move(out_);
+      const int64_t still = wanted - static_cast<int64_t>(kept_rows_.size());
+      fetch = filter_.enable ? std::min(2 * still, wanted) : still;
+      fetch = std::min(started(fetch), with_.config.num_train_rows);
     }
     finish();
     return std::move(out_);
   }
 
  private:
+  double rate() const { return with_.config.rollout.over_sample_rate; }
+  // Prompts to start so that `wanted` groups are whole when the rollout ends.
+  int64_t started(int64_t wanted) const {
+    if (rate() == 0.0) return wanted;
+    const double count = std::ceil(static_cast<double>(wanted) / (1.0 - rate()) - 1e-9);
+    return std::max(wanted, std::min(static_cast<int64_t>(count), with_.config.num_train_rows));
+  }
+  // Groups after which a rollout of `work` ends; 0: all.
+  int64_t enough(const RolloutWork& work, int64_t missing) const {
+    if (rate() == 0.0) return 0;
+    const auto share =
+        static_cast<int64_t>((1.0 - rate()) * static_cast<double>(work.num_groups()));
+    return std::min(work.num_groups(), std::max({share, missing, int64_t{1}}));
+  }
+  // A row may come again within a step.
+  bool drops_seen() const { return filter_.enable || rate() > 0.0; }
+
   // Takes rows that came before out of `rows`. True if none is left although others may still come:
   // behind the end of an epoch the next one brings this step's rows again. Two epochs bring all.
   bool drop_seen(std::vector<PromptRow>& rows) {
@@ -97,11 +130,14 @@ class Sampling {
   }
 
   // Why the step cannot be filled, or "".
-  std::string refuse_to_go_on(const std::vector<PromptRow>& rows) const {
-    if (!filter_.enable) return "";
+  std::string refuse_to_go_on(const RolloutWork& work) const {
+    const bool empty = work.num_groups() == 0;
+    if (!filter_.enable) {
+      return empty ? "[rollout.over_sample_rate] wanted more training rows than were cut off" : "";
+    }
     const int64_t limit = filter_.max_num_gen_batches;
     const int64_t done = out_.filter.num_gen_batches;
-    if (!rows.empty() && (limit == 0 || done < limit)) return "";
+    if (!empty && (limit == 0 || done < limit)) return "";
     return detail::concat(
         "[algorithm.filter_groups] ",
         kept_rows_.size(),
@@ -112,16 +148,26 @@ class Sampling {
         " after ",
         done,
         " rollouts",
-        rows.empty() ? ", and every training row was tried" : " (max_num_gen_batches)",
+        empty ? ", and every training row was tried" : " (max_num_gen_batches)",
         "; wanted problems that are neither too easy nor too hard, a higher temperature, a larger "
         "rollout.n or a smaller data.train_batch_size");
   }
 
-  // Rolls `rows` out and keeps the groups that differ; why the samples cannot be used, or "".
-  std::string add(const std::vector<PromptRow>& rows) {
+  // Rolls `work` out and keeps the groups that differ; why the samples cannot be used, or "".
+  std::string add(RolloutWork work) {
+    const int64_t wanted = with_.config.train_batch_size;
+    work.enough = enough(work, wanted - static_cast<int64_t>(kept_rows_.size()));
+    std::vector<PromptRow> rows;
+    for (const UnfinishedGroup& group : work.resumed) rows.push_back(group.row);
+    rows.insert(rows.end(), work.rows.begin(), work.rows.end());
     if (needs_greedy_) add_greedy(rows);
-    RolloutResult result = run_rollout(with_, rows, RolloutKind::kTrain, step_);
+    RolloutResult result = run_rollout(with_, std::move(work), RolloutKind::kTrain, step_);
     ++out_.filter.num_gen_batches;
+    for (UnfinishedGroup& group : std::exchange(result.unfinished, {})) {
+      ++out_.over_sample.cut_groups;
+      std::erase_if(rows, [&](const PromptRow& row) { return row.row == group.row.row; });
+      if (with_.config.partial_rollout) unfinished_.push_back(std::move(group));
+    }
     const std::string refused = too_many_failed(with_.config, result.scores);
     std::vector<int64_t> order;
     for (const PromptRow& row : rows) order.push_back(row.row);
@@ -137,7 +183,7 @@ class Sampling {
   }
 
   void add_greedy(const std::vector<PromptRow>& rows) {
-    RolloutResult result = run_rollout(with_, rows, RolloutKind::kGreedy, step_);
+    RolloutResult result = run_rollout(with_, {.rows = rows}, RolloutKind::kGreedy, step_);
     for (const Score& score : result.scores) greedy_[score.row] = score;
     result.trajectories.clear();
     result.scores.clear();
@@ -170,6 +216,7 @@ class Sampling {
   const Generation& with_;
   const FilterGroupsConfig& filter_;
   int64_t step_;
+  std::vector<UnfinishedGroup>& unfinished_;
   bool needs_greedy_ = false;
   std::set<int64_t> seen_;
   int64_t num_drawn_ = 0;  // rows, with those that came again
@@ -180,8 +227,10 @@ class Sampling {
 
 }  // namespace
 
-SampledBatch sample_batch(const Generation& with, int64_t step) {
-  return Sampling(with, step).run();
+SampledBatch sample_batch(const Generation& with,
+                          int64_t step,
+                          std::vector<UnfinishedGroup>& unfinished) {
+  return Sampling(with, step, unfinished).run();
 }
 
 }  // namespace banyan::train

@@ -53,13 +53,14 @@ StepResult run_step(StepContext& context, int64_t step) {
   Clock whole, stage;
 
   // 1. Prompts to scored trajectories, and the one decision on how all passes lay them out.
-  SampledBatch sampled = sample_batch(context.generation, step);
+  SampledBatch sampled = sample_batch(context.generation, step, context.unfinished);
   out.end_of_data = sampled.end_of_data;
   out.refused = std::move(sampled.refused);
   if (out.end_of_data || !out.refused.empty()) return out;
   out.batch = std::move(sampled.batch);
   out.rollout = std::move(sampled.rollout);
   out.filter = sampled.filter;
+  out.over_sample = sampled.over_sample;
   out.seconds.gen = out.rollout.generate_seconds;
   out.seconds.reward = out.rollout.wait_seconds;
   stage.lap();

@@ -44,6 +44,7 @@ struct StepContext {
   Critic* critic;                     // null without one
   algo::KlController* kl_controller;  // null without KL in the reward
   const trie::CostModel& cost;
+  std::vector<UnfinishedGroup>& unfinished;  // of rollouts, from step to step
   SharingObserver* observer;  // watches the passes; null: nobody
   VerifySchedule verify;
   int64_t num_updates = 0;      // of this process, for `verify`
@@ -55,6 +56,7 @@ struct StepResult {
   std::string refused;       // why the batch cannot be learned from; the weights are untouched then
   RolloutResult rollout;     // trajectories and scores moved into `batch`
   FilterStats filter;
+  OverSampleStats over_sample;
   Batch batch;
   bool share = true;  // whether the passes of this step share prefixes
   AdvantageStats advantage;

@@ -62,6 +62,10 @@ class Run {
     generator_ = make_generator
                      ? make_generator(*actor_)
                      : std::make_unique<rollout::Engine>(*actor_, engine_options(config));
+    BANYAN_CHECK(
+        !config.partial_rollout || generator_->can_continue(),
+        "[config] banyan.partial_rollout: wanted the built-in engine, got a generator that "
+        "cannot go on with a response");
   }
 
   TrainSummary run() {
@@ -78,6 +82,7 @@ class Run {
                         .critic = critic_.get(),
                         .kl_controller = kl_controller_ ? &*kl_controller_ : nullptr,
                         .cost = cost_,
+                        .unfinished = unfinished_,
                         .observer = &observer_,
                         .verify = verify_schedule(config_.sharing.verify)};
     while (step_ < num_steps_) {
@@ -87,10 +92,11 @@ class Run {
       }
       hand_over_weights();
       const std::string position = host_.save_state();
+      const std::vector<UnfinishedGroup> unfinished = unfinished_;
       StepResult result = run_step(context, step_ + 1);
       if (!result.refused.empty()) {
         // The steps done so far are kept, and a resumed run draws this batch again.
-        if (step_ > summary_.first_step && saved_step_ != step_) save(position);
+        if (step_ > summary_.first_step && saved_step_ != step_) save(position, unfinished);
         BANYAN_CHECK(false, result.refused);
       }
       if (result.end_of_data) {
@@ -102,7 +108,7 @@ class Run {
       finish(result);
     }
     summary_.last_step = step_;
-    if (step_ > summary_.first_step && saved_step_ != step_) save(host_.save_state());
+    if (step_ > summary_.first_step && saved_step_ != step_) save(host_.save_state(), unfinished_);
     return summary_;
   }
 
@@ -142,6 +148,9 @@ class Run {
     if (kl_controller_ && state.kl_coef) kl_controller_->set_coef(*state.kl_coef);
     summary_.checkpoint = found->path;
     host_.load_state(state.extra);
+    if (!state.unfinished.empty()) {
+      unfinished_ = unfinished_from_json(state.unfinished, found->path);
+    }
     host_.say("resumed from " + found->path + " after step " + std::to_string(step_));
   }
 
@@ -157,7 +166,7 @@ class Run {
     metrics["timing_s/update_weights"] = std::exchange(hand_over_seconds_, 0.0);
     Clock clock;
     if (due(config_.trainer.save_freq, step_)) {
-      save(host_.save_state());
+      save(host_.save_state(), unfinished_);
       metrics["timing_s/save_checkpoint"] = clock.lap();
     }
     if (config_.trainer.test_freq > 0 && (last || due(config_.trainer.test_freq, step_))) {
@@ -186,8 +195,8 @@ class Run {
 
   Metrics validate() {
     hand_over_weights();
-    RolloutResult rollout =
-        run_rollout(generation(), host_.validation_prompts(), RolloutKind::kValidation, step_);
+    RolloutResult rollout = run_rollout(
+        generation(), {.rows = host_.validation_prompts()}, RolloutKind::kValidation, step_);
     host_.on_samples(step_, /*validation=*/true, rollout.trajectories, rollout.scores);
     return host_.validation_metrics(rollout.trajectories, rollout.scores);
   }
@@ -199,12 +208,14 @@ class Run {
     host_.log(step_, metrics);
   }
 
-  // `position` is the host's place in the data after step step_.
-  void save(const std::string& position) {
+  // `position` is the host's place in the data after step step_, `unfinished` what its rollouts cut
+  // off.
+  void save(const std::string& position, const std::vector<UnfinishedGroup>& unfinished) {
     checkpoint::TrainerState state;
     state.global_step = step_;
     state.skipped_in_a_row = skipped_in_a_row_;
     state.extra = position;
+    if (!unfinished.empty()) state.unfinished = to_json(unfinished);
     if (kl_controller_) state.kl_coef = kl_controller_->coef();
     const checkpoint::Critic critic = critic_ ? saved_critic() : checkpoint::Critic{};
     checkpoint::save(config_.trainer.default_local_dir,
@@ -235,8 +246,9 @@ class Run {
   std::vector<std::string> critic_notes_;  // about its new head, if it has one
   std::unique_ptr<RewardModel> reward_model_;
   std::unique_ptr<rollout::Generator> generator_;
-  int64_t handed_over_ = -1;        // step whose weights generate
-  double hand_over_seconds_ = 0.0;  // since the last step was logged
+  int64_t handed_over_ = -1;                 // step whose weights generate
+  double hand_over_seconds_ = 0.0;           // since the last step was logged
+  std::vector<UnfinishedGroup> unfinished_;  // of rollouts (banyan.partial_rollout)
   trie::CostModel cost_;
   bool shares_ = true;  // what sharing.mode=auto decided last
   TrainSummary summary_;
