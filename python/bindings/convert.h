@@ -9,7 +9,6 @@
 #include "banyan/core/device.h"
 #include "banyan/core/host.h"
 #include "banyan/core/sample.h"
-#include "banyan/rollout/request.h"
 
 namespace banyan::bindings {
 
@@ -20,10 +19,6 @@ py::dict to_dict(const Trajectory& trajectory);
 Trajectory trajectory_from(const py::dict& value);
 py::dict to_dict(const Score& score);
 Score score_from(const py::dict& value);
-
-// Keys are the fields of SamplingParams; "logit_bias" is {id: bias}, "repetition_detection" a dict,
-// "grammar" a TokenTable or None. Throws [rollout] for an unknown key.
-rollout::SamplingParams sampling_params_from(const py::dict& value);
 
 // Entry `key` of `options` as T, or `fallback` if absent.
 template <typename T>

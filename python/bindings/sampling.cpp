@@ -1,15 +1,12 @@
 // Sampling: parameters, their limits, token tables, and rows of logits drawn outside an engine.
 #include <pybind11/numpy.h>
-#include <pybind11/stl.h>
-
-#include <set>
 
 #include "banyan/core/error.h"
 #include "banyan/rollout/sampling/limits.h"
 #include "banyan/rollout/sampling/outlines_index.h"
 #include "banyan/rollout/sampling/row_sampler.h"
 #include "banyan/rollout/sampling/token_table.h"
-#include "convert.h"
+#include "engine_convert.h"
 
 namespace banyan::bindings {
 
@@ -25,36 +22,6 @@ template <typename T>
 std::vector<T> vector_of(const Array<T>& array) {
   return {array.data(), array.data() + array.size()};
 }
-
-// Reads one entry after another and then refuses what is left.
-class Fields {
- public:
-  Fields(const py::dict& from, const char* what) : from_(from), what_(what) {}
-
-  template <typename T>
-  void read(const char* key, T& into) {
-    known_.insert(key);
-    if (from_.contains(key)) into = from_[key].cast<T>();
-  }
-  py::object take(const char* key) {
-    known_.insert(key);
-    return from_.contains(key) ? py::object(from_[key]) : py::none();
-  }
-  void finish() const {
-    for (const auto& entry : from_) {
-      const auto key = entry.first.cast<std::string>();
-      std::string names;
-      for (const std::string& name : known_) names += (names.empty() ? "" : ", ") + name;
-      BANYAN_CHECK(
-          known_.count(key) == 1, "[rollout] ", what_, ": wanted ", names, "; got '", key, "'");
-    }
-  }
-
- private:
-  const py::dict& from_;
-  const char* what_;
-  std::set<std::string> known_;
-};
 
 py::list top_list(const std::vector<rollout::TokenLogprob>& top) {
   py::list out;
@@ -78,7 +45,7 @@ py::dict to_dict(const rollout::Limit& limit) {
 py::dict sample_row(rollout::RowSampler& sampler,
                     const py::dict& request,
                     const std::vector<std::string>& token_bytes) {
-  const SamplingParams params = sampling_params_from(request["params"].cast<py::dict>());
+  const SamplingParams params = sampling_params(request["params"].cast<py::dict>());
   const auto prompt = request["prompt"].cast<std::vector<int32_t>>();
   const rollout::SamplingPlan plan(
       params, prompt, get_or<int32_t>(request, "original_prompt", 0), token_bytes);
@@ -117,53 +84,6 @@ py::list sample_rows(const Array<float>& logits,
 }
 
 }  // namespace
-
-SamplingParams sampling_params_from(const py::dict& value) {
-  SamplingParams params;
-  Fields fields(value, "sampling parameters");
-  fields.read("temperature", params.temperature);
-  fields.read("top_p", params.top_p);
-  fields.read("top_k", params.top_k);
-  fields.read("top_k_ties", params.top_k_ties);
-  fields.read("min_p", params.min_p);
-  fields.read("repetition_penalty", params.repetition_penalty);
-  fields.read("presence_penalty", params.presence_penalty);
-  fields.read("frequency_penalty", params.frequency_penalty);
-  fields.read("bad_words", params.bad_words);
-  fields.read("allowed_token_ids", params.allowed_token_ids);
-  fields.read("max_tokens", params.max_tokens);
-  fields.read("min_tokens", params.min_tokens);
-  fields.read("eos_ids", params.eos_ids);
-  fields.read("stop_token_ids", params.stop_token_ids);
-  fields.read("ignore_eos", params.ignore_eos);
-  fields.read("seed", params.seed);
-  fields.read("step", params.step);
-  fields.read("top_logprobs", params.top_logprobs);
-  fields.read("logprob_token_ids", params.logprob_token_ids);
-  fields.read("prompt_logprobs", params.prompt_logprobs);
-  fields.read("return_sampling_mask", params.return_sampling_mask);
-  fields.read("processed_logprobs", params.processed_logprobs);
-  fields.read("stop", params.stop);
-  const py::object bias = fields.take("logit_bias");
-  if (!bias.is_none()) {
-    for (const auto& [id, value_of] : bias.cast<py::dict>()) {
-      params.logit_bias.emplace_back(id.cast<int32_t>(), value_of.cast<float>());
-    }
-  }
-  const py::object repetition = fields.take("repetition_detection");
-  if (!repetition.is_none()) {
-    const py::dict from = repetition.cast<py::dict>();
-    Fields parts(from, "repetition_detection");
-    parts.read("max_pattern", params.repetition_detection.max_pattern);
-    parts.read("min_pattern", params.repetition_detection.min_pattern);
-    parts.read("min_count", params.repetition_detection.min_count);
-    parts.finish();
-  }
-  const py::object grammar = fields.take("grammar");
-  if (!grammar.is_none()) params.grammar = grammar.cast<std::shared_ptr<TokenTable>>();
-  fields.finish();
-  return params;
-}
 
 void bind_sampling(py::module_& module) {
   py::class_<TokenTable, std::shared_ptr<TokenTable>>(
