@@ -18,6 +18,8 @@ py::list rows_from(const std::vector<rollout::Prompt>& prompts) {
     row["row"] = prompt.row;
     row["tokens"] = prompt.tokens;
     row["n"] = prompt.n;
+    row["first_index"] = prompt.first_index;
+    row["original_prompt"] = prompt.original_prompt;
     rows.append(row);
   }
   return rows;
@@ -49,7 +51,8 @@ class Awaited {
  public:
   explicit Awaited(const std::vector<rollout::Prompt>& prompts) {
     for (const rollout::Prompt& prompt : prompts) {
-      for (int32_t index = 0; index < prompt.n; ++index) left_.insert({prompt.row, index});
+      for (int32_t index = 0; index < prompt.n; ++index)
+        left_.insert({prompt.row, prompt.first_index + index});
     }
   }
 

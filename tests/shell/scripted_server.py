@@ -102,7 +102,11 @@ class ScriptedServer:
         ]
 
     def routes(self) -> dict[str, Any]:
-        common = {"/health": self.ok, "/openapi.json": self.openapi}
+        common = {
+            "/health": self.ok,
+            "/openapi.json": self.openapi,
+            "/is_sleeping": lambda *_: {"is_sleeping": bool(self.state["asleep"])},
+        }
         own = {"vllm": self.vllm_routes, "sglang": self.sglang_routes}[self.dialect]()
         return {path: call for path, call in (common | own).items() if path not in self.missing}
 
@@ -275,6 +279,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     script: ScriptedServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each answer waits for an acknowledgement
 
     def log_message(self, *_: Any) -> None:
         """Quiet."""

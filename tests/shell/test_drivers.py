@@ -191,6 +191,22 @@ def test_aborts_return_partials_and_the_rest_gets_the_rest_of_the_budget(dialect
         assert found[0, 0]["finish"] == "length"
 
 
+def test_a_continuation_counts_what_was_there(meet):
+    with ScriptedServer("vllm") as server:
+        generator = meet(server, "vllm", tolerance=None)
+        row = {"row": 4, "tokens": [11, 12, 13, 20, 21], "n": 1}
+        row |= {"first_index": 2, "original_prompt": 3}
+        found = []
+        generator.generate([row], PARAMS, found.append, lambda: False)
+        (body,) = server.asked("/inference/v1/generate")
+        assert body["token_ids"] == row["tokens"]
+        assert body["sampling_params"]["max_tokens"] == 4
+        assert body["sampling_params"]["seed"] == seed_of(42, 3, 4, 2, 2)
+        (one,) = found
+        assert (one["row"], one["index"], len(one["response"])) == (4, 2, 4)
+        assert one["prompt"] == row["tokens"]
+
+
 @BOTH
 def test_stopping_aborts_and_brings_back_what_there_is(dialect, meet):
     with ScriptedServer(dialect, policy="lpm") as server:
@@ -553,6 +569,18 @@ def test_colocated_servers_sleep_between_and_wake_in_order(dialect, meet):
         run(generator)  # awake: generates and sleeps again
         found, _ = run(generator)  # asleep, with the same weights: woken and loaded again
         assert len(found) == 2
+
+
+@BOTH
+def test_a_server_that_was_left_asleep_is_woken_by_the_hand_over(dialect, meet):
+    with ScriptedServer(dialect, policy="lpm") as server:
+        server.state["asleep"] = {"weights", "kv_cache"}
+        generator = meet(server, dialect)
+        generator.weights_changed(5)
+        assert server.state["asleep"] == set()
+        assert not server.asked("/pause")
+        assert not server.asked("/pause_generation")
+        assert len(run(generator)[0]) == 2
 
 
 def test_seeds_differ_in_everything_that_they_are_keyed_by():

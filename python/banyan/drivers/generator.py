@@ -14,6 +14,7 @@ import hashlib
 import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,7 +80,6 @@ class ServerGenerator:
         self._save: Save | None = None
         self._score: Score | None = None
         self._version: int | None = None
-        self._is_asleep = False
         self._is_checked = False
         self._calls = 0  # of generate(), for ids
         self._new_call()
@@ -98,8 +98,7 @@ class ServerGenerator:
         if first and not self._options.starts_with_sync:
             return
         directory = self._folders.write(self._save, version)
-        self._runner.run(self._each(lambda server: self._load(server, directory, str(version))))
-        self._is_asleep = False
+        self._runner.run(self._each(lambda server: server.load_weights(directory, str(version))))
         self._folders.forget_all_but(directory)
 
     def generate(
@@ -125,6 +124,9 @@ class ServerGenerator:
         self._runner.run(self._each(self._meet))
 
     def close(self) -> None:
+        """Leaves the servers awake, as far as they answer, and forgets the folders."""
+        with suppress(ServerError, TimeoutError):
+            self._runner.run(asyncio.wait_for(self._wake(), self._limits.timeout))
         self._runner.run(self._each(lambda server: server.close()))
         self._runner.close()
         self._folders.forget_all_but(None)
@@ -169,15 +171,8 @@ class ServerGenerator:
                 f"rollout server {server.url}: wanted room for prompt and response ({self._options.total_tokens} "
                 f"tokens), got max_model_len {length}"
             )
+        await server.find_asleep()
         self._say(f"rollout server {server.url}: {facts.name}, model {facts.model}")
-
-    async def _load(self, server: Server, directory: str, label: str) -> None:
-        if self._is_asleep:
-            await server.wake("weights")
-        await server.load_weights(directory, label)
-        server.version = label
-        if self._is_asleep:
-            await server.wake("kv_cache")
 
     async def _generate(
         self,
@@ -261,7 +256,8 @@ class ServerGenerator:
                 self._freed.set()
             finished(prompt, response)
 
-        await asyncio.gather(*(one(index) for index in range(prompt["n"])))
+        first = prompt.get("first_index", 0)
+        await asyncio.gather(*(one(first + place) for place in range(prompt["n"])))
 
     async def _respond(
         self, server: Server, prompt: dict[str, Any], response: _Response, params: dict[str, Any]
@@ -273,14 +269,15 @@ class ServerGenerator:
         while not self._is_stopping:
             tries += 1
             before = len(response.tokens)
-            answer = await self._call(server, self._ask(prompt, response, params, tries))
+            ask = self._ask(prompt, response, params, tries)
+            answer = await self._call(server, ask)
             if answer is None:
                 return
             self._check_label(server, answer)
             response.add(answer)
             if response.finish != "abort":
                 return
-            if len(response.tokens) == params["max_tokens"]:
+            if len(answer.tokens) == ask.max_tokens:
                 response.finish = "length"
                 return
             if time.monotonic() > until:
@@ -307,14 +304,18 @@ class ServerGenerator:
     def _ask(
         self, prompt: dict[str, Any], response: _Response, params: dict[str, Any], tries: int
     ) -> Ask:
-        key = (params["seed"], params["step"], response.row, response.index)
+        tokens = [*prompt["tokens"], *response.tokens]
+        length = prompt.get("original_prompt") or len(
+            prompt["tokens"]
+        )  # the rest is a response so far
+        done = len(tokens) - length
         return Ask(
             id=f"banyan-{self._calls}-{params['step']}-{response.row}-{response.index}-{tries}",
-            tokens=[*prompt["tokens"], *response.tokens],
-            max_tokens=params["max_tokens"] - len(response.tokens),
-            seed=seed_of(*key, len(response.tokens)),
+            tokens=tokens,
+            max_tokens=params["max_tokens"] - done,
+            seed=seed_of(params["seed"], params["step"], response.row, response.index, done),
             params=params,
-            prompt_tokens=len(prompt["tokens"]),
+            prompt_tokens=length,
         )
 
     def _check_label(self, server: Server, answer: Answer) -> None:
@@ -378,19 +379,25 @@ class ServerGenerator:
             return
         # Weights are dropped only where a folder can bring them back.
         with_weights = self._folders.newest is not None
-        await self._each(lambda server: server.sleep(with_weights))
-        self._is_asleep = True
+
+        async def put_to_sleep(server: Server) -> None:
+            await server.sleep(with_weights)
+            server.asleep = True
+
+        await self._each(put_to_sleep)
 
     async def _wake(self) -> None:
         """Wakes servers that sleep although the weights did not change since."""
-        if not self._is_asleep:
-            return
         directory = self._folders.newest
-        if directory is None:
-            await self._each(lambda server: server.wake("kv_cache"))
-        else:
-            await self._each(lambda server: self._load(server, directory, server.version or "0"))
-        self._is_asleep = False
+
+        async def wake(server: Server) -> None:
+            if server.asleep and directory is not None:
+                await server.load_weights(directory, server.version or "0")
+            elif server.asleep:
+                await server.wake("kv_cache")
+                server.asleep = False
+
+        await self._each(wake)
 
 
 def seed_of(seed: int, step: int, row: int, index: int, done: int) -> int:

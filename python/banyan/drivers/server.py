@@ -62,6 +62,7 @@ class Server(ABC):
         self.in_flight = 0
         self.elsewhere = 0  # running and waiting requests of others
         self.version: str | None = None  # label of the weights that it must have
+        self.asleep = False
 
     @property
     def url(self) -> str:
@@ -112,12 +113,51 @@ class Server(ABC):
     async def abort(self, ids: list[str]) -> None:
         """Ends requests; what there is of them comes back through generate()."""
 
-    @abstractmethod
     async def load_weights(self, directory: str, version: str) -> None:
-        """Loads an HF directory, drops what was cached, and checks the label where there is one. In bounded time."""
+        """Has an HF directory loaded and everything of the old weights dropped. In bounded time.
+
+        Awake: pause, load, drop the cache, resume (even if the load failed). Asleep: weights, load, KV pages, drop the
+        cache; with the last memory back a server runs by itself.
+        """
+        if self.asleep:
+            await self.wake("weights")
+            await self.put_weights(directory, version)
+            await self.wake("kv_cache")
+            await self.drop_cache()
+            self.asleep = False
+        else:
+            await self.pause()
+            try:
+                await self.put_weights(directory, version)
+                await self.drop_cache()
+            finally:
+                await self.resume()
+        self.version = version
+
+    async def find_asleep(self) -> None:
+        """Whether it sleeps already, as after a run that broke off."""
+        if self.routes is not None and "/is_sleeping" in self.routes:
+            body = await self.address.get("/is_sleeping")
+            self.asleep = isinstance(body, dict) and body.get("is_sleeping") is True
 
     @abstractmethod
-    async def sleep(self, with_weights: bool) -> None: ...
+    async def pause(self) -> None: ...
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Called once after a pause."""
+
+    @abstractmethod
+    async def put_weights(self, directory: str, version: str) -> None:
+        """Loads an HF directory and checks the label where there is one."""
+
+    @abstractmethod
+    async def drop_cache(self) -> None:
+        """Returns when nothing of the old weights is cached."""
+
+    @abstractmethod
+    async def sleep(self, with_weights: bool) -> None:
+        """Gives the memory of the KV pages back, and that of the weights if they can be loaded again."""
 
     @abstractmethod
     async def wake(self, what: str) -> None:

@@ -107,24 +107,26 @@ class SglangServer(Server):
             for rid in ids:
                 await self.control.post("/abort_request", {"rid": rid})
 
-    async def load_weights(self, directory: str, version: str) -> None:
-        """Pause, load, drop the cache, continue; continued even if the load failed."""
+    async def pause(self) -> None:
         await self.control.post("/pause_generation", {"mode": "abort"})
-        try:
-            body = {"model_path": directory, "flush_cache": True, "weight_version": version}
-            reply = await self.control.post(
-                "/update_weights_from_disk",
-                body,
-                deadline=self.limits.request_timeout,
-                again=False,
-            )
-            what = f"POST {self.control.url}/update_weights_from_disk"
-            if not wanted(what, reply, dict, "body").get("success"):
-                raise ServerError(f"{what}: wanted success, got {reply.get('message', reply)}")
-            await self._flush()
-            await self._check_label(version)
-        finally:
-            await self.control.post("/continue_generation", {}, again=False)
+
+    async def resume(self) -> None:
+        await self.control.post("/continue_generation", {}, again=False)
+
+    async def put_weights(self, directory: str, version: str) -> None:
+        # The cache of a server without KV pages cannot be flushed; drop_cache() comes after they are back.
+        body = {
+            "model_path": directory,
+            "flush_cache": not self.asleep,
+            "weight_version": version,
+        }
+        reply = await self.control.post(
+            "/update_weights_from_disk", body, deadline=self.limits.request_timeout, again=False
+        )
+        what = f"POST {self.control.url}/update_weights_from_disk"
+        if not wanted(what, reply, dict, "body").get("success"):
+            raise ServerError(f"{what}: wanted success, got {reply.get('message', reply)}")
+        await self._check_label(version)
 
     async def sleep(self, with_weights: bool) -> None:
         tags = ["kv_cache", "weights"] if with_weights else ["kv_cache"]
@@ -184,7 +186,7 @@ class SglangServer(Server):
             sampling["min_p"] = params["min_p"]
         return sampling
 
-    async def _flush(self) -> None:
+    async def drop_cache(self) -> None:
         """Until the cache is dropped: 400 while something still runs or another flush is on."""
         path = "/flush_cache?timeout=60"
         until = time.monotonic() + max(self.limits.timeout, 60.0)

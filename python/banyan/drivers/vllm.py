@@ -89,21 +89,17 @@ class VllmServer(Server):
             spelled = [s for id in ids for s in (id, f"generate-tokens-{id}", f"cmpl-{id}-0")]
             await self.control.post("/abort_requests", {"request_ids": spelled})
 
-    async def load_weights(self, directory: str, version: str) -> None:
-        """Pause, load, drop the cache, resume; resumed even if the load failed."""
+    async def pause(self) -> None:
+        await self.control.post("/pause?mode=wait", deadline=self.limits.request_timeout)
+
+    async def resume(self) -> None:
+        await self.control.post("/resume", again=False)
+
+    async def put_weights(self, directory: str, version: str) -> None:
         long = self.limits.request_timeout
-        await self.control.post("/pause?mode=wait", deadline=long)
-        try:
-            call = {
-                "method": "reload_weights",
-                "kwargs": {"weights_path": directory},
-                "timeout": long,
-            }
-            await self.control.post("/collective_rpc", call, deadline=long, again=False)
-            await self._label(version)
-            await self._drop_cache()
-        finally:
-            await self.control.post("/resume", again=False)
+        call = {"method": "reload_weights", "kwargs": {"weights_path": directory}, "timeout": long}
+        await self.control.post("/collective_rpc", call, deadline=long, again=False)
+        await self._label(version)
 
     async def sleep(self, with_weights: bool) -> None:
         await self.control.post(f"/sleep?level={2 if with_weights else 1}&mode=abort")
@@ -234,7 +230,7 @@ class VllmServer(Server):
                     f"GET {self.control.url}/weight_info: wanted weight_version {version}, got {found}"
                 )
 
-    async def _drop_cache(self) -> None:
+    async def drop_cache(self) -> None:
         """Until the server says that it has: it may refuse while a request still holds pages."""
         path = "/reset_prefix_cache?reset_running_requests=true"
         pauses = max(1, int(self.limits.timeout))
