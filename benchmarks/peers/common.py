@@ -46,7 +46,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--model", required=True, help="model directory")
     parser.add_argument("--work", required=True, type=Path, help="work file of `banyan bench`")
     parser.add_argument("--json", required=True, type=Path, help="result file to write")
-    parser.add_argument("--repeats", type=int, default=3, help="timed runs; the best one counts")
+    parser.add_argument("--repeats", type=int, default=3, help="timed runs")
     return parser
 
 

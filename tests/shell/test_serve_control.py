@@ -103,7 +103,8 @@ def test_vllm_spellings(locked, admin, served_model):
     assert ok(admin.post("/wake_up?tags=weights&tags=kv_cache")) == {"status": "awake", "tags": []}
     refused(admin.post("/sleep?level=3"), 400, "level: wanted a whole number >= 0 and <= 2, got 3")
     refused(admin.post("/sleep?level=x"), 400, "level: wanted a whole number")
-    assert ok(admin.post("/release_kv_cache_memory"))["status"] == "kv_cache_released"
+    assert ok(admin.post("/release_kv_cache_memory")) == {"status": "kv_cache_released"}
+    assert calls[-2:] == [("sleep", 1, "abort", 60.0), ("wake", ["weights"])]
     ok(admin.post("/wake_up"))
     assert ok(admin.post("/reset_prefix_cache?reset_running_requests=true")) == {"success": True}
     assert calls[-1] == ("reset_prefix_cache", True)
@@ -143,12 +144,33 @@ def test_sglang_spellings(locked, admin, served_model):
         "wanted a directory",
     )
     ok(admin.post("/release_memory_occupation", json={"tags": ["kv_cache"]}))
-    assert calls[-1][:2] == ("sleep", 1)
+    assert calls[-2:] == [("sleep", 1, "abort", 60.0), ("wake", ["weights"])]
     ok(admin.post("/release_memory_occupation"))
     assert calls[-1][:2] == ("sleep", 2)
     ok(admin.post("/resume_memory_occupation"))
     refused(admin.post("/abort_request", json={}), 400, "rid: wanted a request id")
     refused(admin.post("/update_weights_from_distributed", json={}), 400, "process group")
+
+
+def test_an_abort_does_not_wait_for_a_pause(locked, admin, monkeypatch):
+    """A pause that waits for requests ends with them, however long its own time is."""
+    import threading
+
+    begun, aborted = threading.Event(), threading.Event()
+    waited = []
+
+    def pause(mode, timeout):
+        begun.set()
+        waited.append(aborted.wait(5))
+
+    monkeypatch.setattr(locked.engine, "pause", pause)
+    monkeypatch.setattr(locked.engine, "abort", lambda ids: aborted.set() or 3)
+    pausing = threading.Thread(target=admin.post, args=("/pause?mode=wait",))
+    pausing.start()
+    assert begun.wait(5)
+    assert ok(admin.post("/abort_requests", json={})) == {"status": "aborted", "aborted": 3}
+    pausing.join()
+    assert waited == [True]
 
 
 def test_aborted_requests_return_their_partials(locked, admin):

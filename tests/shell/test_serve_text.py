@@ -7,6 +7,7 @@ import tokenizers
 from banyan.data.chat import Chat
 from banyan.data.token_bytes import special_ids, token_bytes
 from banyan.errors import UserError
+from banyan.serve.choice import Choice, TextOptions
 from banyan.serve.text_stream import TextStream, TokenText
 from conftest import needs_smollm2
 from hypothesis import given, settings
@@ -130,3 +131,12 @@ def test_offsets_count_letters(chat, tokens):
 def test_the_token_that_ended_a_response_is_no_text(chat, tokens):
     ids = chat.encode("ab!")
     assert TextStream(tokens).push(ids, finished=True, drop_last=True) == "ab"
+
+
+def test_a_sampling_mask_stays_beside_its_token():
+    """Where nothing was cut the engine gives none: an empty list in its place."""
+    choice = Choice(0, 0, TokenText(None, 10), TextOptions(show=False))
+    columns = {"raw": [-1.0], "processed": [-1.0], "log_kept_mass": [0.0], "top": None}
+    for id, mask in ((4, [[4, 5]]), (6, None), (7, [[7]])):
+        choice.take({"tokens": [id], "sampling_mask": mask, "finished": False, **columns})
+    assert choice.masks == [[4, 5], [], [7]]

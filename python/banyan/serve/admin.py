@@ -49,8 +49,8 @@ async def sleep(context: Context, request: Request, fields: Fields) -> Response:
 
 
 async def release_kv_cache(context: Context, request: Request, fields: Fields) -> Response:
-    freed = await _sleep(context, 1, "abort", fields["timeout"])
-    return JsonReply({"status": "kv_cache_released", "freed_bytes": freed})
+    await _release_kv_cache(context, fields["timeout"])
+    return JsonReply({"status": "kv_cache_released"})
 
 
 async def wake_up(context: Context, request: Request, fields: Fields) -> Response:
@@ -141,8 +141,10 @@ async def update_from_disk(context: Context, request: Request, fields: Fields) -
 
 async def release_memory(context: Context, request: Request, fields: Fields) -> Response:
     tags = fields["tags"] or ["weights", "kv_cache"]
-    level = context.release_level if "weights" in tags else 1
-    freed = await _sleep(context, level or 1, "abort", fields["timeout"])
+    if "weights" not in tags:
+        await _release_kv_cache(context, fields["timeout"])
+        return JsonReply({"success": True})
+    freed = await _sleep(context, context.release_level, "abort", fields["timeout"])
     return JsonReply({"success": True, "freed_bytes": freed})
 
 
@@ -151,7 +153,13 @@ async def resume_memory(context: Context, request: Request, fields: Fields) -> R
     return JsonReply({"success": True, "tags": left})
 
 
-async def _sleep(context: Context, level: int, mode: str, timeout: float) -> int:
+async def _release_kv_cache(context: Context, timeout: float) -> None:
+    """Keys and values alone: the weights are awake again at once, so that waking `kv_cache` is enough to go on."""
+    await _sleep(context, 1, "abort", timeout)
+    await context.engine.control("wake", ["weights"])
+
+
+async def _sleep(context: Context, level: int | None, mode: str, timeout: float) -> int:
     """Bytes freed."""
     if context.release_level is None:
         raise bad("the server runs with enable_sleep_mode = false")
@@ -206,7 +214,10 @@ ROUTES = (
     _post("/abort_requests", "End requests; empty: all", abort_requests, {"request_ids": _STRINGS}),
     _post("/sleep", "Give memory back", sleep, query=_SLEEP),
     _post(
-        "/release_kv_cache_memory", "Sleep level 1", release_kv_cache, query={"timeout": _TIMEOUT}
+        "/release_kv_cache_memory",
+        "Give the memory of keys and values back",
+        release_kv_cache,
+        query={"timeout": _TIMEOUT},
     ),
     _post("/wake_up", "Take memory again", wake_up, query=_TAGS),
     _post("/reset_prefix_cache", "Drop cached prefixes", reset_prefix_cache, query=_RESET),

@@ -74,7 +74,7 @@ class Choice:
         self.processed += event["processed"]
         self.kept += event["log_kept_mass"]
         self.top += event["top"] or []
-        self.masks += event["sampling_mask"] or []
+        self.masks += event["sampling_mask"] or [[] for _ in event["tokens"]]  # []: all survived
         stop_string = None
         if event["finished"]:
             self.final = event

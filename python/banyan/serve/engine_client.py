@@ -122,7 +122,9 @@ class EngineClient:
         ids = [id for public in public_ids for id in self._public.get(public, [])]
         if public_ids and not ids:
             return 0
-        return await self.control("abort", ids)
+        assert self._loop is not None
+        # Not behind the control calls: a pause that waits for these requests would wait for them in vain.
+        return await self._loop.run_in_executor(self._submit, self._engine.abort, ids)
 
     async def control(self, name: str, *arguments: Any) -> Any:
         """Calls a control function of the engine on a thread of its own; one at a time."""

@@ -59,6 +59,7 @@ def sse(chunk: dict[str, Any]) -> bytes:
 
 
 DONE = b"data: [DONE]\n\n"
+_BARRED = "sampling: "  # DrawStatus::kNothingLeft (sampling/token_drawer.h)
 
 
 async def answer(context: Context, request: Request, reply: Reply) -> Response:
@@ -70,14 +71,20 @@ async def answer(context: Context, request: Request, reply: Reply) -> Response:
     async with _Guard(context, request.receive, subscription):
         while events := await subscription.next():
             for event in events:
-                _check(event)
+                _check(context, event, request.scope)
                 reply.feed(event, numbers[event["request"]])
     return JsonReply(reply.body())
 
 
-def _check(event: Event) -> None:
-    if event.get("error"):
-        raise ApiError(500, "the engine failed on this request")
+def _check(context: Context, event: Event, scope: Any) -> None:
+    """Raises for a response that failed: 400 where what was asked for bars every token, else a fault for the log."""
+    error = event.get("error")
+    if not error:
+        return
+    if error.startswith(_BARRED):
+        raise ApiError(400, error)
+    context.log_fault(RuntimeError(error), scope)
+    raise ApiError(500, "the engine failed on this request")
 
 
 class _Guard:
@@ -158,7 +165,7 @@ class _Stream(Response):
         async with _Guard(self._context, receive, self._subscription):
             await send(head)
             try:
-                await self._send_events(send)
+                await self._send_events(send, scope)
             except ApiError as error:
                 if error.status == 499:
                     return
@@ -170,12 +177,12 @@ class _Stream(Response):
                     self._context.log_fault(error, scope)
             await send({"type": "http.response.body", "body": DONE})
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, send: Send, scope: Any) -> None:
         merger = Merger(self._context.stream_interval)
         while events := await self._subscription.next():
             chunks = b""
             for event in merger.take(events):
-                _check(event)
+                _check(self._context, event, scope)
                 made = self._reply.feed(event, self._numbers[event["request"]])
                 chunks += b"".join(sse(chunk) for chunk in made)
             if chunks:

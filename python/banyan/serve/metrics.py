@@ -76,7 +76,7 @@ _COUNTERS = {
     "spilled_pages": ("banyan:num_spilled_blocks", "pages moved to host memory"),
     "sibling_shared_tokens": ("banyan:sibling_shared_tokens", "prompt tokens that siblings shared"),
     "prefix_attn_rows": ("banyan:prefix_attn_rows", "rows that attended a trunk together"),
-    "groups_dropped": ("banyan:groups_dropped", "groups that were dropped unfinished"),
+    "dropped_groups": ("banyan:groups_dropped", "groups that were dropped unfinished"),
 }
 
 
