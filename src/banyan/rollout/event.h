@@ -25,7 +25,7 @@ struct TokenRecord {
                                // where nothing was cut
   std::vector<TokenLogprob>
       top;  // the token itself first, then the likeliest, then those asked for
-  std::vector<int32_t> sampling_mask;  // ids that survived; only if asked for
+  std::vector<int32_t> sampling_mask;  // ids that survived, only if asked for; empty: all
 };
 
 struct Event {

@@ -181,12 +181,12 @@ GenerateStats Engine::Impl::generate(const std::vector<Prompt>& prompts,
   const at::NoGradGuard no_grad;
   std::vector<Request> requests = requests_from(prompts, params);
   if (requests.empty()) return {};
+  TrajectoryDelivery delivery;  // outlives what an exception leaves in the loop
   enter_generate();
   const struct Leave {
     Impl* impl;
     ~Leave() { impl->leave_generate(); }
   } leave{this};
-  TrajectoryDelivery delivery;
   std::optional<Start> start;
   int64_t logical_tokens = 0;
   {
@@ -200,6 +200,7 @@ GenerateStats Engine::Impl::generate(const std::vector<Prompt>& prompts,
     open_pool_for(lives);
     for (std::unique_ptr<Live>& live : lives) loop_.add(std::move(live));
     loop_.close_queue(true);
+    publish();  // a pause that drains must know of them
   }
   for (bool more = true; more;) {
     more = generate_pass(should_stop);

@@ -112,7 +112,8 @@ int64_t Engine::Impl::sleep(int32_t level, PauseMode mode, const Deadline& deadl
   bool flowed = false;
   {
     const std::unique_lock<std::mutex> lock(mutex_);
-    if (status_.sleep_level >= level) return 0;
+    const bool dropped = status_.kv_asleep && (trained || status_.weights_asleep);
+    if (status_.sleep_level >= level && (level == 0 || dropped)) return 0;
     flowed = status_.asleep() ? status_.flowed_before : status_.flow == Flow::kFlowing;
   }
   pause(mode, deadline);

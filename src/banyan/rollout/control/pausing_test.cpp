@@ -111,6 +111,49 @@ TEST(Pausing, AResumeCallsAWaitingPauseOff) {
   EXPECT_TRUE(served.client.read_all());
 }
 
+// What an earlier server left behind does not cut the drain of a trainer's call short.
+TEST(Pausing, WaitDrainsACallAfterAServerHasStopped) {
+  const auto model = tiny_model();
+  Engine engine(*model, {});
+  engine.start();
+  engine.stop(kTimeout);
+  SamplingParams params = make_params(200);
+  params.ignore_eos = true;
+  const Deadline deadline(kTimeout);
+  std::thread pausing;
+  int32_t ended = 0;
+  engine.generate(
+      make_prompts(/*count=*/2, /*trunk=*/30, /*n=*/2),
+      params,
+      [&](Trajectory&& trajectory) {
+        EXPECT_EQ(trajectory.finish, FinishReason::kLength);
+        ++ended;
+      },
+      [&] {
+        if (!pausing.joinable()) {
+          pausing = std::thread([&] { engine.pause(PauseMode::kWait, kTimeout); });
+        }
+        return deadline.passed();
+      });
+  pausing.join();
+  EXPECT_EQ(ended, 4);
+}
+
+// A level is kept: what was woken in between goes to sleep again.
+TEST(Pausing, SleepAfterAPartialWakeDropsTheWeightsAgain) {
+  Served served;
+  const ParamTable& table = served.model->params();
+  served.engine.sleep(1, PauseMode::kAbort, kTimeout);
+  EXPECT_EQ(served.engine.wake({"weights"}), std::vector<std::string>{"kv_cache"});
+  EXPECT_TRUE(table.has_forms());
+  served.engine.sleep(1, PauseMode::kAbort, kTimeout);
+  EXPECT_FALSE(table.has_forms());
+  EXPECT_EQ(served.engine.sleep(1, PauseMode::kAbort, kTimeout), 0);
+  EXPECT_TRUE(served.engine.wake({}).empty());
+  served.client.submit(long_request(1, 4));
+  EXPECT_TRUE(served.client.read_all());
+}
+
 TEST(Pausing, AFrozenEngineCanBeDrained) {
   Served served;
   served.load(1, 40);

@@ -63,7 +63,7 @@ void Engine::Impl::stop(const Deadline& deadline) {
     throw RequestError(503, "", detail::concat("[rollout] stop: ", whom(deadline.seconds())), 1.0);
   }
   if (!status_.started) return;  // another call was faster
-  status_.started = false;
+  status_.started = status_.stopping = false;
   std::thread thread = std::move(thread_);
   lock.unlock();
   if (thread.joinable()) thread.join();

@@ -30,11 +30,16 @@ void Engine::Impl::update_weights_from_disk(const std::string& directory,
                                             const Deadline& deadline) {
   const std::unique_lock<std::timed_mutex> weights(weights_, deadline.at());
   if (!weights.owns_lock()) busy("update_weights");
-  // Phase one, beside the passes: everything is verified and, if the memory is there, read.
-  const bool had_weights = model_.params().has_masters();
+  // Phase one, beside the passes: everything is verified and, where there are weights to go back
+  // to, read beside them.
+  bool has_weights = model_.params().has_masters();
+  {
+    const std::unique_lock<std::mutex> lock(mutex_);
+    has_weights = has_weights && !status_.weights_missing;
+  }
   auto update = refusing([&] { return models::WeightUpdate(model_, directory); });
   const int64_t free_bytes = read_memory(model_.options().device).free;
-  if (had_weights) {
+  if (has_weights) {
     if (free_bytes > 0 && update.num_bytes() > free_bytes) {
       throw RequestError(503,
                          "",
