@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from banyan.errors import UserError
 from banyan.serve.structured import Grammars, StructuredLimits
-from banyan.serve.structured_schema import check_schema
+from banyan.serve.structured_ranges import integer_pattern
+from banyan.serve.structured_schema import prepare_schema
 from shell_files import TEST_DATA
 
 from banyan import extension
@@ -151,7 +152,13 @@ def test_what_cannot_be_compiled_is_refused(grammars, kind, value, text):
     ("schema", "text"),
     [
         (True, "at $: wanted an object"),
-        ({"type": "integer", "minimum": 3}, "at $: keyword 'minimum'"),
+        ({"type": "number", "minimum": 3}, "at $: keyword 'minimum'"),
+        (
+            {"type": ["integer", "null"], "minimum": 3},
+            "minimum is built for the type integer alone",
+        ),
+        ({"type": "integer", "minimum": 3, "exclusiveMaximum": 3}, "between 3 and 2"),
+        ({"type": "integer", "maximum": "a"}, "maximum: wanted a number"),
         ({"type": "array", "items": {"type": "null", "not": {}}}, "at $.items: keyword 'not'"),
         ({"type": "array", "uniqueItems": True}, "keyword 'uniqueItems'"),
         ({"properties": {"a": {"multipleOf": 2}}}, "at $.a: keyword 'multipleOf'"),
@@ -171,8 +178,48 @@ def test_what_cannot_be_compiled_is_refused(grammars, kind, value, text):
 )
 def test_a_schema_is_obeyed_as_a_whole_or_refused(schema, text):
     with pytest.raises(UserError) as caught:
-        check_schema(json.dumps(schema))
+        prepare_schema(json.dumps(schema))
     assert text in str(caught.value)
+
+
+BOUNDS = [None, -1234, -100, -99, -10, -1, 0, 1, 7, 10, 42, 99, 100, 305, 999, 1000, 1234]
+
+
+def test_ranges_of_whole_numbers():
+    numbers = [*range(-1300, 1300), -54321, 54321, 10**12, -(10**12)]
+    for low in BOUNDS:
+        for high in BOUNDS:
+            if low is not None and high is not None and low > high:
+                with pytest.raises(ValueError, match="no whole number"):
+                    integer_pattern(low, high)
+                continue
+            pattern = re.compile(integer_pattern(low, high))
+            for number in numbers:
+                inside = (low is None or number >= low) and (high is None or number <= high)
+                assert bool(pattern.fullmatch(str(number))) == inside, (low, high, number)
+            for text in ("-0", "00", "007", "+1", "", "-", "1.0"):
+                assert not pattern.fullmatch(text)
+
+
+def test_bounds_of_a_schema_are_obeyed(grammars):
+    schema = {
+        "type": "object",
+        "properties": {
+            "age": {"$ref": "#/$defs/age"},
+            "left": {"type": "integer", "exclusiveMinimum": -3, "maximum": 2.5},
+            "range": {"const": "range0end"},
+        },
+        "required": ["age", "left", "range"],
+        "$defs": {"age": {"type": "integer", "minimum": 0, "exclusiveMaximum": 121}},
+    }
+    seen = set()
+    for text in texts(grammars.compile("json", schema), 200):
+        value = json.loads(text)
+        assert 0 <= value["age"] <= 120
+        assert -2 <= value["left"] <= 2
+        assert value["range"] == "range0end"
+        seen.add(value["left"])
+    assert seen == {-2, -1, 0, 1, 2}
 
 
 def test_a_schema_may_refer_to_itself_or_be_deep(grammars):

@@ -23,7 +23,7 @@ from typing import Any
 
 from banyan import extension
 from banyan.errors import RunError, UserError
-from banyan.serve.structured_schema import check_schema
+from banyan.serve.structured_schema import prepare_schema
 
 KINDS = ("json", "regex", "choice")
 _HINT = "; wanted a regular expression of linear time: no look-around, no back-reference"
@@ -123,8 +123,8 @@ def _job(kind: str, value: Any, limits: StructuredLimits) -> dict[str, Any]:
             raise UserError(
                 f"structured output: wanted a JSON schema of at most {limits.schema_bytes} bytes"
             )
-        check_schema(text)
-        return {"schema": text, "whitespace": None, "pattern_chars": limits.pattern_chars}
+        schema, patterns = prepare_schema(text)
+        return {"schema": schema, "patterns": patterns, "pattern_chars": limits.pattern_chars}
     if kind == "regex":
         regex = _without_anchors(value) if isinstance(value, str) else None
     elif kind == "choice":

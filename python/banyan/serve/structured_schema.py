@@ -1,16 +1,20 @@
 """Which JSON schemas can be compiled so that every text that they allow obeys them.
 
-outlines_core passes over what it does not know (`minimum`, `uniqueItems`, `required` beside no `properties`, ...), and
-the text would then break the schema without a word. Here such a schema is refused, with the place of the keyword.
-What only allows more (`additionalProperties: true`) may be passed over: what is written still obeys.
+outlines_core passes over what it does not know (`uniqueItems`, `required` beside no `properties`, ...), and the text
+would then break the schema without a word. Here such a schema is refused, with the place of the keyword. What only
+allows more (`additionalProperties: true`) may be passed over: what is written still obeys. Bounds of whole numbers,
+which it does not know either, become patterns of our own: a constant stands in their place until the schema is a
+pattern.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from banyan.errors import UserError
+from banyan.serve.structured_ranges import integer_pattern
 
 _MAX_DEPTH = 64
 _ANNOTATIONS = {
@@ -42,7 +46,7 @@ _BY_TYPE: dict[str, set[str]] = {
     "string": {"minLength", "maxLength", "pattern", "format"},
     "array": {"items", "minItems", "maxItems"},
     "object": {"additionalProperties", "minProperties", "maxProperties"},
-    "integer": set(),
+    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
     "number": set(),
     "boolean": set(),
     "null": set(),
@@ -58,19 +62,28 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def check_schema(text: str) -> None:
-    """Raises UserError for a schema that cannot be obeyed as a whole."""
+def prepare_schema(text: str) -> tuple[str, dict[str, str]]:
+    """The schema for outlines_core, and what to put into its pattern: {constant in quotes: pattern}.
+
+    Raises UserError for a schema that cannot be obeyed as a whole.
+    """
     try:
         root = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"structured output: the JSON schema cannot be read: {error}") from None
-    _Walk(root).node(root, "$", 0)
+    walk = _Walk(root, text)
+    walk.node(root, "$", 0)
+    return (json.dumps(root) if walk.patterns else text), walk.patterns
 
 
 class _Walk:
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, text: str) -> None:
         self._root = root
         self._seen: set[str] = set()  # references that were followed
+        self._mark = "range"
+        while self._mark in text:
+            self._mark += "x"
+        self.patterns: dict[str, str] = {}
 
     def node(self, node: Any, path: str, depth: int) -> None:
         if depth > _MAX_DEPTH:
@@ -113,6 +126,36 @@ class _Walk:
                 self.node(node[name], f"{path}.{name}", depth + 1)
         if node.get("items") is False:
             _refuse(path, "items: false is not built")
+        bounds = [name for name in node if name in _BY_TYPE["integer"]]
+        if bounds:
+            self._bound(node, bounds, path)
+
+    def _bound(self, node: dict[str, Any], bounds: list[str], path: str) -> None:
+        """Turns a whole number with bounds into a constant that stands for a pattern."""
+        if node["type"] != "integer":
+            _refuse(path, f"{bounds[0]} is built for the type integer alone")
+        low: int | None = None
+        high: int | None = None
+        for name in bounds:
+            value = node[name]
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not abs(value) < 1e18
+            ):
+                _refuse(path, f"{name}: wanted a number, got {json.dumps(value)[:40]}")
+            if name.endswith("inimum"):
+                least = math.floor(value) + 1 if name.startswith("ex") else math.ceil(value)
+                low = least if low is None else max(low, least)
+            else:
+                most = math.ceil(value) - 1 if name.startswith("ex") else math.floor(value)
+                high = most if high is None else min(high, most)
+        if low is not None and high is not None and low > high:
+            _refuse(path, f"no whole number is between {low} and {high}")
+        constant = f"{self._mark}{len(self.patterns)}end"
+        self.patterns[f'"{constant}"'] = integer_pattern(low, high)
+        node.clear()
+        node["const"] = constant
 
     def _form(
         self, form: str, node: dict[str, Any], types: list[str], path: str, depth: int

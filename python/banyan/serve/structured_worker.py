@@ -2,8 +2,8 @@
 
 Run as a script, so that neither banyan nor torch is imported. Frames on both pipes are a length (4 bytes, little
 endian) and that many bytes. First comes the vocabulary: for each id its length (2 bytes) and its bytes. Then jobs as
-JSON, {"regex": text} or {"schema": text, "whitespace": text or null, "pattern_chars": limit}; each is answered by b"T"
-and outlines_core's automaton as it serialises it, or by b"E" and a sentence.
+JSON, {"regex": text} or {"schema": text, "patterns": {constant: pattern}, "pattern_chars": limit}; each is answered by
+b"T" and outlines_core's automaton as it serialises it, or by b"E" and a sentence.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def read_vocabulary(frame: bytes) -> Vocabulary:
 def compile_job(job: dict, vocabulary: Vocabulary) -> bytes:
     regex = job.get("regex")
     if regex is None:
-        regex = build_regex_from_schema(job["schema"], job["whitespace"])
+        regex = build_regex_from_schema(job["schema"])
+        for constant, pattern in job["patterns"].items():
+            regex = regex.replace(constant, pattern)
         if len(regex) > job["pattern_chars"]:
             raise ValueError(
                 f"the schema makes a pattern of {len(regex)} characters; wanted at most {job['pattern_chars']}"
