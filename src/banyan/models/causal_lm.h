@@ -15,6 +15,7 @@
 #include "banyan/core/param.h"
 #include "banyan/nn/decoder_options.h"
 #include "banyan/ops/linear.h"
+#include "banyan/ops/paged_attention.h"
 #include "banyan/ops/value_head.h"
 
 namespace banyan::models {
@@ -56,6 +57,12 @@ class CausalLM {
                              const at::Tensor& positions,
                              AttentionContext& attention,
                              std::unique_ptr<Saved>* saved) = 0;
+
+  // One pass of the rollout: writes the keys and values of the batch's tokens into the pool and
+  // returns the hidden rows [num_wanted, E] that are wanted, after the final norm. The bits of
+  // forward over an ops::PagedAttention, which is also what this does unless a model has a faster
+  // way. Good until the next call. The batch is finished for this pool and vocabulary.
+  virtual at::Tensor infer(ops::KvPool& pool, const ops::PagedBatch& batch);
 
   // grad_hidden [T, E] of the same forward -> adds every parameter's gradient (head excepted: it is
   // added by ops::edge_logprob_backward or ops::value_head_backward). Consumes `saved`.

@@ -45,6 +45,10 @@ at::Tensor DecoderLM::forward(const at::Tensor& ids,
   return hidden;
 }
 
+at::Tensor DecoderLM::infer(ops::KvPool& pool, const ops::PagedBatch& batch) {
+  return is_native(options_) ? decoder_->infer(pool, batch) : CausalLM::infer(pool, batch);
+}
+
 void DecoderLM::backward(std::unique_ptr<Saved> saved,
                          const at::Tensor& grad_hidden,
                          AttentionContext& attention) {

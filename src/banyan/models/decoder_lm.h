@@ -23,6 +23,7 @@ class DecoderLM final : public CausalLM {
                      const at::Tensor& positions,
                      AttentionContext& attention,
                      std::unique_ptr<Saved>* saved) override;
+  at::Tensor infer(ops::KvPool& pool, const ops::PagedBatch& batch) override;
   void backward(std::unique_ptr<Saved> saved,
                 const at::Tensor& grad_hidden,
                 AttentionContext& attention) override;

@@ -79,6 +79,14 @@ at::Tensor Attention::forward(const LayerContext& context,
   return y;
 }
 
+void Attention::fill(kernels::PassLayer& layer) const {
+  layer.input_norm = norm_.bits();
+  layer.qkv = qkv_.product();
+  layer.q_norm = q_norm_ ? q_norm_->bits() : nullptr;
+  layer.k_norm = k_norm_ ? k_norm_->bits() : nullptr;
+  layer.out = out_.product();
+}
+
 at::Tensor Attention::head_backward(const LayerContext& context,
                                     const at::Tensor& grad,
                                     const at::Tensor& raw,

@@ -15,6 +15,7 @@
 #include "banyan/nn/attention.h"
 #include "banyan/nn/mlp.h"
 #include "banyan/nn/value_head.h"
+#include "banyan/ops/paged_attention.h"
 
 namespace banyan::nn {
 
@@ -46,6 +47,12 @@ class Decoder {
                      AttentionContext& attention,
                      Saved* saved);
 
+  // One pass of the rollout: the tokens of the batch, their keys and values into the pool, and the
+  // hidden rows [num_wanted, E] that are wanted, after the final norm: the bits of forward over a
+  // PagedAttention. Native only. The result is good until the next call; in steady state nothing is
+  // allocated.
+  at::Tensor infer(ops::KvPool& pool, const ops::PagedBatch& batch);
+
   // Adds every parameter's gradient, the head's own rows excepted. Needs ParamTable::ensure_grads.
   void backward(Saved saved, const at::Tensor& grad_hidden, AttentionContext& attention);
 
@@ -67,6 +74,12 @@ class Decoder {
   Vector norm_;
   std::unique_ptr<Weight> head_;           // null if tied, or with a value head
   std::unique_ptr<ValueHead> value_head_;  // null with a vocabulary head
+
+  // Of infer.
+  kernels::PassModel pass_;
+  kernels::PassWorkspace workspace_;
+  at::Tensor hidden_;  // [most rows wanted so far, E]
+  at::Tensor wanted_;  // its first rows, as last returned
 };
 
 }  // namespace banyan::nn

@@ -30,6 +30,11 @@ at::Tensor Linear::forward(const at::Tensor& x) const {
   return ops::linear_forward(x, weight_.compute(), bias_ ? bias_->compute() : at::Tensor());
 }
 
+kernels::PassProduct Linear::product() const {
+  return {.weight = weight_.panels(),
+          .bias = bias_ ? bias_->compute().const_data_ptr<c10::BFloat16>() : nullptr};
+}
+
 at::Tensor Linear::backward(const at::Tensor& dy, const at::Tensor& x) {
   ops::linear_backward_weight(
       dy, x, weight_.grad(), bias_ ? bias_->grad() : at::Tensor(), options_);

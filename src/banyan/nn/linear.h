@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "banyan/kernels/cpu/decoder_pass.h"
 #include "banyan/nn/weight.h"
 
 namespace banyan::nn {
@@ -24,6 +25,9 @@ class Linear {
 
   // [T, in] -> [T, out]
   at::Tensor forward(const at::Tensor& x) const;
+
+  // What the native kernels multiply by; borrowed, good until the next repack that allocates.
+  kernels::PassProduct product() const;
 
   // dy [T, out] and the x of forward -> dx [T, in]; adds the gradients of weight and bias.
   at::Tensor backward(const at::Tensor& dy, const at::Tensor& x);

@@ -35,6 +35,12 @@ at::Tensor Mlp::forward(const at::Tensor& x, Saved* saved) const {
   return y;
 }
 
+void Mlp::fill(kernels::PassLayer& layer) const {
+  layer.post_norm = norm_.bits();
+  layer.gate_up = gate_up_.product();
+  layer.down = down_.product();
+}
+
 at::Tensor Mlp::backward(const at::Tensor& dy, Saved saved) {
   at::Tensor dgate_up;
   {

@@ -30,6 +30,9 @@ class Mlp {
   // x [T, E] -> [T, E]. With `saved`, keeps what backward needs.
   at::Tensor forward(const at::Tensor& x, Saved* saved) const;
 
+  // Its weights for the rollout's pass (kernels/cpu/decoder_pass.h), borrowed. Native only.
+  void fill(kernels::PassLayer& layer) const;
+
   // dy -> dx; adds the parameters' gradients. Consumes `saved`.
   at::Tensor backward(const at::Tensor& dy, Saved saved);
 

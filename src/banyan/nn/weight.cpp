@@ -4,6 +4,8 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "banyan/core/error.h"
+
 namespace banyan::nn {
 namespace {
 
@@ -66,6 +68,15 @@ Weight::Weight(ParamTable& table,
           *form = at::Tensor();
         }
       });
+}
+
+kernels::Panels Weight::panels() const {
+  BANYAN_ASSERT(compute_.is_packed(), "weight: there is no packed form");
+  return {compute_.packed.const_data_ptr<c10::BFloat16>(), compute_.in, compute_.out};
+}
+
+const uint16_t* Vector::bits() const {
+  return reinterpret_cast<const uint16_t*>(compute_.const_data_ptr<c10::BFloat16>());
 }
 
 Vector::Vector(ParamTable& table, std::vector<Part> parts, const ComputeOptions& options) {

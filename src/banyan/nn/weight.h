@@ -10,6 +10,7 @@
 
 #include "banyan/core/device.h"
 #include "banyan/core/param.h"
+#include "banyan/kernels/cpu/gemm.h"
 #include "banyan/ops/linear.h"
 
 namespace banyan::nn {
@@ -34,6 +35,7 @@ class Weight {
   Weight& operator=(const Weight&) = delete;
 
   const ops::LinearWeight& compute() const { return compute_; }
+  kernels::Panels panels() const;       // of the packed form, borrowed
   at::Tensor& grad() { return grad_; }  // [out, in]; undefined until ParamTable::ensure_grads
   const at::Tensor& master() const { return master_; }
 
@@ -57,6 +59,7 @@ class Vector {
   Vector& operator=(const Vector&) = delete;
 
   const at::Tensor& compute() const { return compute_; }
+  const uint16_t* bits() const;  // of a bf16 compute form, borrowed
   at::Tensor& grad() { return grad_; }
 
  private:

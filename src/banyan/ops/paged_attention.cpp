@@ -73,41 +73,58 @@ void KvPool::copy_page(int32_t from, int32_t to) {
   for (at::Tensor& layer : layers_) layer.select(0, to).copy_(layer.select(0, from));
 }
 
+void KvPool::spill_page(int32_t page, int32_t slot) {
+  BANYAN_ASSERT(page >= 0 && page < num_pages_ && slot >= 0,
+                "[kv_pool] spill of page ",
+                page,
+                " to slot ",
+                slot);
+  if (slot >= static_cast<int32_t>(slots_.size())) slots_.resize(slot + 1);
+  at::Tensor& host = slots_[slot];
+  if (!host.defined()) {
+    std::vector<int64_t> sizes = layers_[0].select(0, 0).sizes().vec();
+    sizes.insert(sizes.begin(), static_cast<int64_t>(layers_.size()));
+    host = at::empty(sizes,
+                     at::TensorOptions()
+                         .dtype(options_.dtype)
+                         .device(at::kCPU)
+                         .pinned_memory(!options_.device.is_cpu()));
+  }
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    host.select(0, static_cast<int64_t>(i)).copy_(layers_[i].select(0, page));
+  }
+}
+
+void KvPool::restore_page(int32_t slot, int32_t page) {
+  BANYAN_ASSERT(page >= 0 && page < num_pages_ && slot >= 0 &&
+                    slot < static_cast<int32_t>(slots_.size()) && slots_[slot].defined(),
+                "[kv_pool] restore of slot ",
+                slot,
+                " to page ",
+                page);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    layers_[i].select(0, page).copy_(slots_[slot].select(0, static_cast<int64_t>(i)));
+  }
+}
+
 // --- attention ---
 
 // Per token of the batch, in order.
 struct PagedAttention::Rows {
   std::vector<const int32_t*> pages;  // of its run
   std::vector<int32_t> visible;       // its path position + 1
+  std::vector<int32_t> run;           // its run
 };
 
-PagedAttention::PagedAttention(KvPool& pool, std::vector<PagedRun> runs)
-    : pool_(pool), runs_(std::move(runs)) {
+PagedAttention::PagedAttention(KvPool& pool, std::vector<PagedRun> runs, bool grouped)
+    : pool_(pool), runs_(std::move(runs)), grouped_(grouped) {
   Rows rows;
   for (const PagedRun& run : runs_) {
-    const int64_t length = static_cast<int64_t>(run.first_position) + run.num_tokens;
-    BANYAN_CHECK(run.num_tokens >= 1 && run.first_position >= 0,
-                 "[paged_attention] run: wanted >= 1 token at a position >= 0, got ",
-                 run.num_tokens,
-                 " at ",
-                 run.first_position);
-    BANYAN_CHECK(static_cast<int64_t>(run.pages.size()) * kPathTile >= length,
-                 "[paged_attention] pages of a run: wanted ",
-                 (length + kPathTile - 1) / kPathTile,
-                 " for ",
-                 length,
-                 " positions, got ",
-                 run.pages.size());
-    for (const int32_t page : run.pages) {
-      BANYAN_CHECK(page >= 0 && page < pool_.num_pages(),
-                   "[paged_attention] page: wanted 0 .. ",
-                   pool_.num_pages() - 1,
-                   ", got ",
-                   page);
-    }
+    check_run(run, pool_.num_pages());
     for (int32_t i = 0; i < run.num_tokens; ++i) {
       rows.pages.push_back(run.pages.data());
       rows.visible.push_back(run.first_position + i + 1);
+      rows.run.push_back(static_cast<int32_t>(&run - runs_.data()));
     }
   }
   rows_ = std::make_unique<const Rows>(std::move(rows));
@@ -229,6 +246,7 @@ at::Tensor PagedAttention::forward(int64_t layer_index,
   input.tiles = bf16_bits(layer);
   input.tile_lists = rows_->pages.data();
   input.visible = rows_->visible.data();
+  if (!grouped_) input.runs = rows_->run.data();
   kernels::attend(input, bf16_bits(out), lse == nullptr ? nullptr : lse->data_ptr<float>());
   return out;
 }

@@ -12,6 +12,7 @@
 
 #include "banyan/core/attention_context.h"
 #include "banyan/core/device.h"
+#include "banyan/ops/paged_batch.h"
 #include "banyan/ops/trie_attention.h"
 
 namespace banyan::ops {
@@ -34,6 +35,10 @@ class KvPool {
                             const ComputeOptions& options);
   // Copies a whole page in every layer (copy-on-write of a shared tail).
   void copy_page(int32_t from, int32_t to);
+  // A page to a slot of host memory and back. Slots are allocated when they are first used: pinned
+  // where the pool is on another device.
+  void spill_page(int32_t page, int32_t slot);
+  void restore_page(int32_t slot, int32_t page);
 
   // Storage of one layer: native [pages, K, 2, tile bytes...] bf16 tiles, aten [pages, kPathTile,
   // K, 2, D].
@@ -48,15 +53,7 @@ class KvPool {
   int64_t num_pages_;
   ComputeOptions options_;
   std::vector<at::Tensor> layers_;
-};
-
-// The tokens of one forward pass of the rollout: consecutive runs, one per sequence (a prefill
-// chunk, or one token of a decode). Runs of siblings stand next to each other, so a page that they
-// share is read once.
-struct PagedRun {
-  int32_t num_tokens = 0;      // tokens of this run in the batch
-  int32_t first_position = 0;  // path position of its first token
-  std::vector<int32_t> pages;  // pages of path positions 0..first_position + num_tokens - 1
+  std::vector<at::Tensor> slots_;  // per slot [layers, one page], on the host; undefined: not used yet
 };
 
 // Writes k, v of the batch into the pool, then attends. Pages that are written must have one owner,
@@ -65,7 +62,8 @@ struct PagedRun {
 // of pages, or names a page that the pool lacks.
 class PagedAttention final : public AttentionContext {
  public:
-  PagedAttention(KvPool& pool, std::vector<PagedRun> runs);
+  // grouped: siblings attend a page that they share together. It changes no bit.
+  PagedAttention(KvPool& pool, std::vector<PagedRun> runs, bool grouped = true);
   ~PagedAttention() override;
 
   at::Tensor forward(int64_t layer,
@@ -87,6 +85,7 @@ class PagedAttention final : public AttentionContext {
   struct Rows;  // what attends what, per token of the batch
   KvPool& pool_;
   std::vector<PagedRun> runs_;
+  bool grouped_;
   std::unique_ptr<const Rows> rows_;
 };
 

@@ -2,8 +2,9 @@
 //
 // A work item is one kv head and a block of consecutive tokens; its rows are (token, query head of
 // the group), token major. For every tile number j, runs of neighbouring tokens whose j-th tile is
-// the same (a *span*) share one S = Q Kᵀ and one P V. Row counts are rounded up to 16 in scratch
-// memory, so few shapes of brgemm exist; what the extra rows hold is never read.
+// the same (a *span*) share one S = Q Kᵀ and one P V, over the columns that one of them sees,
+// rounded up to vectors of 16. Row counts are rounded up in scratch memory where brgemm wants it;
+// what the extra rows hold is never read.
 #include "banyan/kernels/cpu/attention.h"
 
 #include <algorithm>
@@ -21,7 +22,9 @@ namespace banyan::kernels {
 
 namespace {
 
-constexpr int64_t kBlockRows = 96;
+constexpr int64_t kBlockRows = 96;      // of a work item, at most
+constexpr int64_t kLeastRows = 24;      // and at least, where there are so many
+constexpr int64_t kItemsPerThread = 4;  // wanted
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
 struct BlockScratch {
@@ -46,18 +49,22 @@ BlockScratch carve(Carver& carver, int64_t rows, int64_t head_dim) {
   return block;
 }
 
-// One row of 64 scores becomes probabilities; `max` goes in as the running maximum of the row and
-// comes out as the new one. Returns the sum of the probabilities.
+// One row of 16 kV scores becomes probabilities; `max` goes in as the running maximum of the row
+// and comes out as the new one. Returns the sum of the probabilities, as if columns up to 64 were
+// there with probability zero.
+template <int32_t kV>
 BANYAN_INLINE float softmax_row(
     int32_t valid, float scale, float* __restrict s, uint16_t* __restrict p, float* max) {
-  constexpr int32_t kColumns = kTileTokens;
+  constexpr int32_t kColumns = 16 * kV;
   for (int32_t i = 0; i < kColumns; ++i) s[i] = i < valid ? s[i] * scale : kNegInf;
   // Sixteen columns apart, so that each statement is one vector operation.
   Lanes largest;
   for (int64_t i = 0; i < kLanes; ++i) {
-    const float left = s[i] > s[i + 16] ? s[i] : s[i + 16];
-    const float right = s[i + 32] > s[i + 48] ? s[i + 32] : s[i + 48];
-    largest.at[i] = left > right ? left : right;
+    float lane = s[i];
+    if (kV > 1) lane = lane > s[i + 16] ? lane : s[i + 16];
+    if (kV > 2) lane = lane > s[i + 32] ? lane : s[i + 32];
+    if (kV > 3) lane = lane > s[i + 48] ? lane : s[i + 48];
+    largest.at[i] = lane;
   }
   const float tile_max = largest.max();
   const float new_max = *max > tile_max ? *max : tile_max;
@@ -67,25 +74,25 @@ BANYAN_INLINE float softmax_row(
   }
   Lanes total;
   for (int64_t i = 0; i < kLanes; ++i) {
-    total.at[i] = ((s[i] + s[i + 16]) + s[i + 32]) + s[i + 48];
+    float lane = s[i];
+    if (kV > 1) lane += s[i + 16];
+    if (kV > 2) lane += s[i + 32];
+    if (kV > 3) lane += s[i + 48];
+    total.at[i] = lane;
   }
   *max = new_max;
   return total.sum();
 }
 
-}  // namespace
-
-// One tile of the online softmax for rows whose first `valid` columns are visible: updates max, sum
-// and alpha of the rows, and turns scores [rows, 64] into probs.
-BANYAN_MULTIVERSION
-void softmax_tile(int64_t rows,
-                  int64_t valid,
-                  float scale,
-                  float* __restrict scores,
-                  uint16_t* __restrict probs,
-                  float* __restrict row_max,
-                  float* __restrict row_sum,
-                  float* __restrict alpha) {
+template <int32_t kV>
+BANYAN_INLINE void softmax_rows(int64_t rows,
+                                int64_t valid,
+                                float scale,
+                                float* __restrict scores,
+                                uint16_t* __restrict probs,
+                                float* __restrict row_max,
+                                float* __restrict row_sum,
+                                float* __restrict alpha) {
   for (int64_t first = 0; first < rows; first += kLanes) {
     const int64_t n = rows - first < kLanes ? rows - first : kLanes;
     float shift[kLanes] = {};
@@ -93,11 +100,11 @@ void softmax_tile(int64_t rows,
     for (int64_t i = 0; i < n; ++i) {
       const int64_t row = first + i;
       const float old_max = row_max[row];
-      total[i] = softmax_row(static_cast<int32_t>(valid),
-                             scale,
-                             scores + row * kTileTokens,
-                             probs + row * kTileTokens,
-                             &row_max[row]);
+      total[i] = softmax_row<kV>(static_cast<int32_t>(valid),
+                                 scale,
+                                 scores + row * kTileTokens,
+                                 probs + row * kTileTokens,
+                                 &row_max[row]);
       shift[i] = old_max - row_max[row];
     }
     for (int64_t i = 0; i < kLanes; ++i) shift[i] = exp_f32(shift[i]);
@@ -108,7 +115,34 @@ void softmax_tile(int64_t rows,
   }
 }
 
-// O = alpha O + (P V of one tile), row by row.
+}  // namespace
+
+// One tile of the online softmax for rows whose first `valid` columns are visible: updates max, sum
+// and alpha of the rows, and turns 16 `vectors` scores of each into probs (row strides 64).
+BANYAN_MULTIVERSION
+void softmax_tile(int64_t rows,
+                  int64_t vectors,
+                  int64_t valid,
+                  float scale,
+                  float* __restrict scores,
+                  uint16_t* __restrict probs,
+                  float* __restrict row_max,
+                  float* __restrict row_sum,
+                  float* __restrict alpha) {
+  switch (vectors) {
+    case 1:
+      return softmax_rows<1>(rows, valid, scale, scores, probs, row_max, row_sum, alpha);
+    case 2:
+      return softmax_rows<2>(rows, valid, scale, scores, probs, row_max, row_sum, alpha);
+    case 3:
+      return softmax_rows<3>(rows, valid, scale, scores, probs, row_max, row_sum, alpha);
+    default:
+      return softmax_rows<4>(rows, valid, scale, scores, probs, row_max, row_sum, alpha);
+  }
+}
+
+// O = alpha O + (P V of one tile), row by row. Adding zero turns a -0 into 0, as products of zero
+// probabilities would, so it does not matter how many of those were computed.
 BANYAN_MULTIVERSION
 void merge_tile(int64_t rows,
                 int64_t head_dim,
@@ -118,7 +152,8 @@ void merge_tile(int64_t rows,
   for (int64_t row = 0; row < rows; ++row) {
     const float a = alpha[row];
     for (int64_t d = 0; d < head_dim; ++d) {
-      out[row * head_dim + d] = fma(out[row * head_dim + d], a, tile_out[row * head_dim + d]);
+      out[row * head_dim + d] =
+          fma(out[row * head_dim + d], a, tile_out[row * head_dim + d] + 0.0f);
     }
   }
 }
@@ -157,7 +192,7 @@ class AttendBlock {
         const int32_t tile = input_.tile_lists[t][first / kTileTokens];
         int64_t stop = t + 1;
         while (stop < end && input_.visible[stop] > first &&
-               input_.tile_lists[stop][first / kTileTokens] == tile) {
+               input_.tile_lists[stop][first / kTileTokens] == tile && may_share(t, stop)) {
           ++stop;
         }
         span(kv_head, first, tile, begin, t, stop);
@@ -168,6 +203,10 @@ class AttendBlock {
   }
 
  private:
+  bool may_share(int64_t t, int64_t other) const {
+    return input_.runs == nullptr || input_.runs[t] == input_.runs[other];
+  }
+
   void load(int64_t kv_head, int64_t begin, int64_t end) {
     const int64_t rows = (end - begin) * group_;
     for (int64_t t = begin; t < end; ++t) {
@@ -180,6 +219,10 @@ class AttendBlock {
     std::fill_n(scratch_.sum, rows, 0.0f);
   }
 
+  int64_t valid_of(int64_t t, int64_t first) const {
+    return std::min<int64_t>(kTileTokens, input_.visible[t] - first);
+  }
+
   // Rows of tokens [t, stop), which read the same tile for path positions first, first + 1, ...
   void span(int64_t kv_head, int64_t first, int32_t tile, int64_t begin, int64_t t, int64_t stop) {
     const int64_t rows = (stop - t) * group_;
@@ -187,20 +230,25 @@ class AttendBlock {
     const int64_t row0 = (t - begin) * group_;
     const uint16_t* keys =
         input_.tiles + (tile * input_.shape.num_kv_heads + kv_head) * tile_elements(dim_);
-    tile_gemm(padded,
-              kTileTokens,
-              dim_,
-              /*accumulate=*/false,
-              scratch_.q + row0 * dim_,
-              keys,
-              scratch_.scores);
+    int64_t most = 0;  // columns that one of the rows sees
+    for (int64_t i = t; i < stop; ++i) most = std::max(most, valid_of(i, first));
+    const int64_t columns = padded_columns(round_up(most, kLanes), kTileTokens);
+    tile_gemm({.m = padded,
+               .n = columns,
+               .k = dim_,
+               .a = scratch_.q + row0 * dim_,
+               .lda = dim_,
+               .b = keys,
+               .c = scratch_.scores,
+               .ld = kTileTokens});
     for (int64_t from = t; from < stop;) {
       // Tokens that see the same number of columns: all of a full tile, or one on the diagonal.
-      const int64_t valid = std::min<int64_t>(kTileTokens, input_.visible[from] - first);
+      const int64_t valid = valid_of(from, first);
       int64_t to = from + 1;
-      while (to < stop && std::min<int64_t>(kTileTokens, input_.visible[to] - first) == valid) ++to;
+      while (to < stop && valid_of(to, first) == valid) ++to;
       const int64_t row = (from - t) * group_;
       softmax_tile((to - from) * group_,
+                   columns / kLanes,
                    valid,
                    input_.shape.scale,
                    scratch_.scores + row * kTileTokens,
@@ -210,13 +258,14 @@ class AttendBlock {
                    scratch_.alpha + row0 + row);
       from = to;
     }
-    tile_gemm(padded,
-              dim_,
-              kTileTokens,
-              /*accumulate=*/false,
-              scratch_.probs,
-              keys + kTileTokens * dim_,
-              scratch_.scores);
+    tile_gemm({.m = padded,
+               .n = dim_,
+               .k = padded_columns(round_up(most, 2), kTileTokens),
+               .a = scratch_.probs,
+               .lda = kTileTokens,
+               .b = keys + kTileTokens * dim_,
+               .c = scratch_.scores,
+               .ld = dim_});
     merge_tile(rows, dim_, scratch_.alpha + row0, scratch_.scores, scratch_.out + row0 * dim_);
   }
 
@@ -243,26 +292,47 @@ class AttendBlock {
 
 }  // namespace
 
+AttendPlan attend_plan(const AttentionShape& shape, int64_t num_tokens, int64_t threads) {
+  // Few blocks are made smaller, so that the threads get equal parts; a tile that a block of 24
+  // rows reads is in the first-level cache for all of them.
+  const int64_t group = shape.group();
+  const int64_t most = std::max<int64_t>(1, kBlockRows / group);
+  const int64_t least = std::max<int64_t>(1, kLeastRows / group);
+  const int64_t wanted = divide_up(kItemsPerThread * threads, shape.num_kv_heads);
+  AttendPlan plan;
+  plan.block_tokens = std::clamp(num_tokens / wanted, least, most);
+  plan.num_blocks = divide_up(num_tokens, plan.block_tokens);
+  plan.num_items = plan.num_blocks * shape.num_kv_heads;
+  Carver count(nullptr);
+  carve(count, plan.block_tokens * group + kRowStep, shape.head_dim);
+  plan.scratch_bytes = count.used();
+  return plan;
+}
+
+void attend_item(const AttendInput& input,
+                 const AttendPlan& plan,
+                 int64_t item,
+                 void* scratch,
+                 uint16_t* out,
+                 float* lse) {
+  Carver carver(scratch);
+  // A span starts at any row, and its row count is rounded up from there.
+  const int64_t rows = plan.block_tokens * input.shape.group() + kRowStep;
+  AttendBlock block(input, carve(carver, rows, input.shape.head_dim));
+  const int64_t begin = item % plan.num_blocks * plan.block_tokens;
+  const int64_t end = std::min(begin + plan.block_tokens, input.num_tokens);
+  block.run(item / plan.num_blocks, begin, end, out, lse);
+}
+
 void attend(const AttendInput& input, uint16_t* out, float* lse) {
   if (input.num_tokens == 0) return;
-  const int64_t block_tokens = std::max<int64_t>(1, kBlockRows / input.shape.group());
-  const int64_t num_blocks = (input.num_tokens + block_tokens - 1) / block_tokens;
-  const int64_t num_items = num_blocks * input.shape.num_kv_heads;
-  // A span starts at any row, and its row count is rounded up from there.
-  const int64_t rows = block_tokens * input.shape.group() + kRowStep;
-
-  Carver count(nullptr);
-  carve(count, rows, input.shape.head_dim);
-
-  for_each_item(num_items, [&](const auto& next) {
+  const AttendPlan plan = attend_plan(input.shape, input.num_tokens, at::get_num_threads());
+  for_each_item(plan.num_items, [&](const auto& next) {
     static thread_local Scratch memory;
-    Carver carver(memory.get<std::byte>(count.used()));
-    AttendBlock block(input, carve(carver, rows, input.shape.head_dim));
+    void* scratch = memory.get<std::byte>(plan.scratch_bytes);
     // Neighbouring blocks of one kv head read the same trunks: keep them close in time.
     for (int64_t item = next(); item >= 0; item = next()) {
-      const int64_t begin = item % num_blocks * block_tokens;
-      block.run(
-          item / num_blocks, begin, std::min(begin + block_tokens, input.num_tokens), out, lse);
+      attend_item(input, plan, item, scratch, out, lse);
     }
     gemm_release();
   });

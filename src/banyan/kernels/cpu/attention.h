@@ -4,11 +4,12 @@
 // Row t attends the first visible[t] path positions, which lie in tiles tile_lists[t][0], [1], ...
 // Tiles are merged in ascending order with a running (m, l, O):
 //   S = scale Q Kᵀ;  m' = max(m, max S);  a = e^(m - m');  P = e^(S - m'), exactly 0 beyond the
-//   row's own position;  l' = a l + sum P;  O' = a O + bf16(P) V;  at the end out = O / l, lse = m
-//   + log l
+//   row's own position;  l' = a l + sum P;  O' = a O + (bf16(P) V + 0), which is never -0;  at the
+//   end out = O / l, lse = m + log l
 // (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al.,
-// "FlashAttention", 2022). Neighbouring rows that read the same tile ride in one matrix product;
-// the bits of a row depend on its q and on its path alone.
+// "FlashAttention", 2022). Neighbouring rows that read the same tile ride in one matrix product
+// (one pass over a trunk for all siblings); the bits of a row depend on its q and on its path
+// alone.
 #pragma once
 
 #include <cstdint>
@@ -32,9 +33,30 @@ struct AttendInput {
   const uint16_t* tiles = nullptr;             // [tiles, K, tile_elements(D)] bf16
   const int32_t* const* tile_lists = nullptr;  // [T]: per token its tiles, path positions ascending
   const int32_t* visible = nullptr;            // [T]: path positions seen, itself included (>= 1)
+  // [T] or null. With runs, only tokens of one run share a product: every sequence attends by
+  // itself.
+  const int32_t* runs = nullptr;
 };
 
 // out [T, H, D] bf16; lse [T, H] fp32 or null. Parallel over (kv head, block of tokens).
 void attend(const AttendInput& input, uint16_t* out, float* lse);
+
+// --- Parts, for a team of threads ---
+
+// How the work is cut. It decides who computes a row, never how.
+struct AttendPlan {
+  int64_t block_tokens = 0;
+  int64_t num_blocks = 0;
+  int64_t num_items = 0;      // (kv head, block), blocks innermost
+  int64_t scratch_bytes = 0;  // of one thread
+};
+AttendPlan attend_plan(const AttentionShape& shape, int64_t num_tokens, int64_t threads);
+// One item, one thread; scratch is 64-byte aligned.
+void attend_item(const AttendInput& input,
+                 const AttendPlan& plan,
+                 int64_t item,
+                 void* scratch,
+                 uint16_t* out,
+                 float* lse);
 
 }  // namespace banyan::kernels

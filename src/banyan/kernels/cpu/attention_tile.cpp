@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "banyan/kernels/cpu/bf16_product.h"
 #include "banyan/kernels/cpu/gemm.h"
 #include "banyan/kernels/cpu/multiversion.h"
 #include "banyan/kernels/cpu/vecmath.h"
@@ -50,26 +51,32 @@ bool few_rows_keep_bits() {
 }  // namespace
 
 BANYAN_MULTIVERSION
-void tile_gemm_portable(int64_t m,
-                        int64_t n,
-                        int64_t k,
-                        bool accumulate,
-                        const uint16_t* __restrict a,
-                        const uint16_t* __restrict b,
-                        float* __restrict c) {
+void multiply_plain(int64_t m,
+                    int64_t n,
+                    int64_t k,
+                    bool accumulate,
+                    const uint16_t* __restrict a,
+                    int64_t lda,
+                    const uint16_t* __restrict b,
+                    float* __restrict c,
+                    int64_t ld) {
   for (int64_t i = 0; i < m; ++i) {
-    float* row = c + i * n;
+    float* row = c + i * ld;
     if (!accumulate) std::fill(row, row + n, 0.0f);
     for (int64_t pair = 0; pair < k / 2; ++pair) {
-      const float a0 = bf16_to_f32(a[i * k + 2 * pair]);
-      const float a1 = bf16_to_f32(a[i * k + 2 * pair + 1]);
-      const uint16_t* columns = b + pair * 2 * n;
+      const float a0 = bf16_to_f32(a[i * lda + 2 * pair]);
+      const float a1 = bf16_to_f32(a[i * lda + 2 * pair + 1]);
+      const uint16_t* columns = b + pair * 2 * ld;
       for (int64_t j = 0; j < n; ++j) {
         row[j] =
             fma(a1, bf16_to_f32(columns[2 * j + 1]), fma(a0, bf16_to_f32(columns[2 * j]), row[j]));
       }
     }
   }
+}
+
+void tile_gemm_portable(const TileGemm& g) {
+  multiply_plain(g.m, g.n, g.k, g.accumulate, g.a, g.lda, g.b, g.c, g.ld);
 }
 
 // 8 pairs of 8 rows, transposed: out[i * stride] holds pair i of the rows, side by side. The stages
@@ -160,33 +167,41 @@ void write_position(const uint16_t* key,
   for (int64_t d = 0; d < head_dim; ++d) out[2 * d] = value[d];
 }
 
-void tile_gemm(int64_t m,
-               int64_t n,
-               int64_t k,
-               bool accumulate,
-               const uint16_t* a,
-               const uint16_t* b,
-               float* c) {
+void tile_gemm(const TileGemm& g) {
   if (!native_gemm_available()) {
-    tile_gemm_portable(m, n, k, accumulate, a, b, c);
-    return;
+    tile_gemm_portable(g);
+  } else if (row_step() == 1) {
+    bf16_product({.a = reinterpret_cast<const at::BFloat16*>(g.a),
+                  .lda = g.lda,
+                  .rows = g.m,
+                  .b = reinterpret_cast<const at::BFloat16*>(g.b),
+                  .ldb = g.ld,
+                  .depth = g.k,
+                  .columns = g.n,
+                  .add = g.accumulate,
+                  .c = g.c,
+                  .ldc = g.ld});
+  } else {
+    at::native::cpublas::brgemm(g.m,
+                                g.n,
+                                g.k,
+                                g.lda,
+                                g.ld,
+                                g.ld,
+                                g.accumulate,
+                                reinterpret_cast<const at::BFloat16*>(g.a),
+                                reinterpret_cast<const at::BFloat16*>(g.b),
+                                g.c,
+                                /*is_vnni=*/true);
   }
-  at::native::cpublas::brgemm(m,
-                              n,
-                              k,
-                              /*ld_a=*/k,
-                              /*ld_b=*/n,
-                              /*ld_c=*/n,
-                              accumulate,
-                              reinterpret_cast<const at::BFloat16*>(a),
-                              reinterpret_cast<const at::BFloat16*>(b),
-                              c,
-                              /*is_vnni=*/true);
 }
 
 int64_t padded_rows(int64_t rows) {
+  if (row_step() == 1) return rows;
   static const int64_t few_step = few_rows_keep_bits() ? 4 : kRowStep;
   return round_up(rows, rows < kRowStep ? few_step : kRowStep);
 }
+
+int64_t padded_columns(int64_t columns, int64_t width) { return row_step() == 1 ? columns : width; }
 
 }  // namespace banyan::kernels

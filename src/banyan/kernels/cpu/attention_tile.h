@@ -41,29 +41,48 @@ void pack_pairs(
 void write_position(
     const uint16_t* key, const uint16_t* value, int64_t position, int64_t head_dim, uint16_t* tile);
 
-// C [M, N] fp32 (row stride N) = or += A [M, K] bf16 (row stride K) times B [K / 2][N][2]. K is
-// even. The bits of a row of C depend on that row of A and on B alone. brgemm where the processor
-// has bf16 dot products, else a plain loop in ascending K.
-void tile_gemm(int64_t m,
-               int64_t n,
-               int64_t k,
-               bool accumulate,
-               const uint16_t* a,
-               const uint16_t* b,
-               float* c);
+struct TileGemm {
+  int64_t m = 0;
+  int64_t n = 0;  // at most ld
+  int64_t k = 0;  // even
+  bool accumulate = false;
+  const uint16_t* a = nullptr;  // [M, K], row stride lda
+  int64_t lda = 0;
+  const uint16_t* b = nullptr;  // [K / 2][ld][2]
+  float* c = nullptr;           // [M, N], row stride ld
+  int64_t ld = 0;
+};
 
+// C [M, N] fp32 = or += A [M, K] bf16 times the first N columns of B. The bits of an element depend
+// on its row of A and its column of B alone. The kernel of gemm.h, or a plain loop in ascending K.
+void tile_gemm(const TileGemm& gemm);
 // The plain loop.
-void tile_gemm_portable(int64_t m,
-                        int64_t n,
-                        int64_t k,
-                        bool accumulate,
-                        const uint16_t* a,
-                        const uint16_t* b,
-                        float* c);
+void tile_gemm_portable(const TileGemm& gemm);
 
-// Rows that a product over `rows` rows takes so that few shapes exist: the next multiple of 16, and
-// below that of 4 where the processor is seen (once, on a small product) to give a row the same
-// bits then.
+// Products of full rows and columns: A, B and C are contiguous.
+inline void tile_gemm(int64_t m,
+                      int64_t n,
+                      int64_t k,
+                      bool accumulate,
+                      const uint16_t* a,
+                      const uint16_t* b,
+                      float* c) {
+  tile_gemm({.m = m,
+             .n = n,
+             .k = k,
+             .accumulate = accumulate,
+             .a = a,
+             .lda = k,
+             .b = b,
+             .c = c,
+             .ld = n});
+}
+
+// Rows that a product over `rows` rows takes, so that few shapes exist where brgemm compiles one
+// for each: the next multiple of 16, and below that of 4 where the processor is seen (once, on a
+// small product) to give a row the same bits then. Elsewhere `rows`.
 int64_t padded_rows(int64_t rows);
+// Likewise for columns: `columns` or the whole `width`.
+int64_t padded_columns(int64_t columns, int64_t width);
 
 }  // namespace banyan::kernels

@@ -10,13 +10,14 @@
 #include <exception>
 #include <vector>
 
+#include "banyan/kernels/cpu/bf16_product.h"
 #include "banyan/kernels/cpu/vecmath.h"
 
 namespace banyan::kernels {
 
 namespace {
 
-enum class TileKernel { kPortable, kAvx512Bf16, kAmx };
+enum class TileKernel { kPortable, kRegisters, kBrgemm, kAmx };
 
 bool brgemm_works() {
   constexpr int64_t kDepth = 4;
@@ -45,9 +46,9 @@ bool brgemm_works() {
 TileKernel choose_kernel() {
 #if defined(__x86_64__)
   const bool amx = __builtin_cpu_supports("amx-bf16");
-  if ((amx || __builtin_cpu_supports("avx512bf16")) && brgemm_works()) {
-    return amx ? TileKernel::kAmx : TileKernel::kAvx512Bf16;
-  }
+  if (amx && brgemm_works()) return TileKernel::kAmx;
+  if (bf16_product_available()) return TileKernel::kRegisters;
+  if (__builtin_cpu_supports("avx512bf16") && brgemm_works()) return TileKernel::kBrgemm;
 #endif
   return TileKernel::kPortable;
 }
@@ -109,7 +110,7 @@ void for_each_tile(
       for (int64_t row = first; row < last; row += kRowTile) {
         const int64_t n = std::min(kRowTile, last - row);
         RowTile rows_of_a{a + row * lda, lda, n};
-        if (n % kRowStep != 0 || b.depth % 2 != 0) {
+        if (n % row_step() != 0 || b.depth % 2 != 0) {
           if (copied != row) copy = row_tile(a + row * lda, lda, n, b.depth, rows_scratch);
           copied = row;
           rows_of_a = copy;
@@ -130,11 +131,18 @@ const char* gemm_kernel_name() {
   switch (tile_kernel()) {
     case TileKernel::kAmx:
       return "brgemm (amx)";
-    case TileKernel::kAvx512Bf16:
+    case TileKernel::kBrgemm:
       return "brgemm (avx512_bf16)";
+    case TileKernel::kRegisters:
+      return "register tiles (avx512_bf16)";
     default:
       return "portable loop";
   }
+}
+
+int64_t row_step() {
+  const TileKernel kernel = tile_kernel();
+  return kernel == TileKernel::kBrgemm || kernel == TileKernel::kAmx ? kRowStep : 1;
 }
 
 void gemm_tile(const RowTile& a,
@@ -143,8 +151,23 @@ void gemm_tile(const RowTile& a,
                int64_t columns,
                bool add,
                float* c,
-               int64_t ldc) {
-  if (native_gemm_available()) {
+               int64_t ldc,
+               const Ahead& ahead) {
+  const TileKernel kernel = tile_kernel();
+  if (kernel == TileKernel::kRegisters) {
+    bf16_product({.a = a.data,
+                  .lda = a.ld,
+                  .rows = a.rows,
+                  .b = b,
+                  .ldb = kPanel,
+                  .depth = depth,
+                  .columns = columns,
+                  .add = add,
+                  .c = c,
+                  .ldc = ldc,
+                  .ahead = ahead.at,
+                  .ahead_bytes = ahead.bytes});
+  } else if (kernel != TileKernel::kPortable) {
     at::native::cpublas::brgemm(a.rows,
                                 columns,
                                 depth,
@@ -166,8 +189,8 @@ void gemm_release() {
 }
 
 RowTile row_tile(const BFloat16* a, int64_t lda, int64_t rows, int64_t depth, Scratch& scratch) {
-  if (rows % kRowStep == 0 && depth % 2 == 0) return {a, lda, rows};
-  const int64_t padded_rows = round_up(rows, kRowStep);
+  if (rows % row_step() == 0 && depth % 2 == 0) return {a, lda, rows};
+  const int64_t padded_rows = round_up(rows, row_step());
   const int64_t padded_depth = round_up(depth, 2);
   BFloat16* copy = scratch.get<BFloat16>(kRowTile * padded_depth);
   std::memset(static_cast<void*>(copy), 0, sizeof(BFloat16) * padded_rows * padded_depth);

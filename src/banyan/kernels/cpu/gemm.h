@@ -7,11 +7,12 @@
 // it is a pointer offset.
 //
 // An output element is one dot product over the whole depth, in one order, in one call of the tile
-// kernel. Row tiles are filled up with zero rows to a multiple of kRowStep. Tiling and threads
+// kernel. Row tiles are filled up with zero rows to a multiple of row_step(). Tiling and threads
 // decide who computes an element, never how.
 //
-// The tile kernel is oneDNN's brgemm through ATen where the processor multiplies bf16 (avx512_bf16,
-// AMX), else a plain loop in fp32 over the same layout (gemm_portable.cpp).
+// The tile kernel, chosen once for the process: register tiles of our own with avx512_bf16
+// (bf16_product.h), oneDNN's brgemm through ATen with AMX, else a plain loop in fp32 over the same
+// layout (gemm_portable.cpp).
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -26,7 +27,7 @@ using c10::BFloat16;
 
 inline constexpr int64_t kPanel = 64;    // columns of a panel
 inline constexpr int64_t kRowTile = 64;  // most rows of one tile
-inline constexpr int64_t kRowStep = 16;  // a tile's rows are a multiple of this
+inline constexpr int64_t kRowStep = 16;  // the largest row_step()
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
@@ -46,10 +47,14 @@ constexpr int64_t packed_size(int64_t depth, int64_t columns) {
   return round_up(depth, 2) * round_up(columns, kPanel);
 }
 
-// True if the tile kernel is brgemm. Tried once, on a small product.
+// True if the processor multiplies bf16: the tile kernel is not the portable loop.
 bool native_gemm_available();
-// For `banyan doctor`: "brgemm (amx)", "brgemm (avx512_bf16)" or "portable loop".
+// For `banyan doctor`: "brgemm (amx)", "register tiles (avx512_bf16)", "brgemm (avx512_bf16)" or
+// "portable loop".
 const char* gemm_kernel_name();
+// Rows of a tile are computed in multiples of this: 16 for brgemm (few shapes are compiled at run
+// time), else 1.
+int64_t row_step();
 
 // w [out, in] fp32 -> B = Wᵀ (depth = in, columns = out), rounded to nearest even. Parallel.
 void pack_weight(const float* w, int64_t out, int64_t in, BFloat16* packed);
@@ -91,21 +96,29 @@ void add_column_sums(const BFloat16* dy, int64_t ld, int64_t rows, int64_t colum
 struct RowTile {
   const BFloat16* data = nullptr;
   int64_t ld = 0;
-  int64_t rows = 0;  // multiple of kRowStep
+  int64_t rows = 0;  // multiple of row_step()
 };
 // `rows` <= kRowTile rows at `a`: in place where possible, else a copy in `scratch` with zero rows
 // (and, for an odd depth, a zero column) appended.
 RowTile row_tile(const BFloat16* a, int64_t lda, int64_t rows, int64_t depth, Scratch& scratch);
 
+// Memory that is wanted soon: fetched into the second-level cache during a product, where the
+// kernel can.
+struct Ahead {
+  const void* at = nullptr;
+  int64_t bytes = 0;
+};
+
 // c [rows, columns] (+)= a [rows, depth] b, one thread. `b` points into a panel; rows is a multiple
-// of kRowStep, columns of 16 and at most kPanel, depth is even.
+// of row_step(), columns of 16 and at most kPanel, depth is even.
 void gemm_tile(const RowTile& a,
                const BFloat16* b,
                int64_t depth,
                int64_t columns,
                bool add,
                float* c,
-               int64_t ldc);
+               int64_t ldc,
+               const Ahead& ahead = {});
 void gemm_tile_portable(const RowTile& a,
                         const BFloat16* b,
                         int64_t depth,

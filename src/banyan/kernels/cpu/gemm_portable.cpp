@@ -12,6 +12,36 @@ namespace {
 constexpr int64_t kLanes = 16;
 constexpr int64_t kRows = 4;  // rows that share one pass over b
 
+// kRows rows of a times kLanes columns.
+template <int64_t kR>
+BANYAN_INLINE void multiply_rows(const uint16_t* a,
+                                 int64_t lda,
+                                 const uint32_t* b,
+                                 int64_t depth,
+                                 bool add,
+                                 float* c,
+                                 int64_t ldc) {
+  float sum[kR][kLanes];
+  for (int64_t r = 0; r < kR; ++r) {
+    for (int64_t l = 0; l < kLanes; ++l) sum[r][l] = add ? c[r * ldc + l] : 0.0f;
+  }
+  for (int64_t k = 0; k < depth; k += 2) {
+    const uint32_t* pairs = b + (k / 2) * kPanel;
+    for (int64_t r = 0; r < kR; ++r) {
+      const float even = bf16_to_f32(a[r * lda + k]);
+      const float odd = bf16_to_f32(a[r * lda + k + 1]);
+      for (int64_t l = 0; l < kLanes; ++l) {
+        const float low = std::bit_cast<float>(pairs[l] << 16);
+        const float high = std::bit_cast<float>(pairs[l] & 0xffff0000u);
+        sum[r][l] = fma(odd, high, fma(even, low, sum[r][l]));
+      }
+    }
+  }
+  for (int64_t r = 0; r < kR; ++r) {
+    for (int64_t l = 0; l < kLanes; ++l) c[r * ldc + l] = sum[r][l];
+  }
+}
+
 BANYAN_MULTIVERSION
 void multiply(const uint16_t* a,
               int64_t lda,
@@ -22,29 +52,13 @@ void multiply(const uint16_t* a,
               bool add,
               float* c,
               int64_t ldc) {
-  for (int64_t row = 0; row < rows; row += kRows) {
-    for (int64_t column = 0; column < columns; column += kLanes) {
-      float sum[kRows][kLanes];
-      for (int64_t r = 0; r < kRows; ++r) {
-        for (int64_t l = 0; l < kLanes; ++l) {
-          sum[r][l] = add ? c[(row + r) * ldc + column + l] : 0.0f;
-        }
-      }
-      for (int64_t k = 0; k < depth; k += 2) {
-        const uint32_t* pairs = b + (k / 2) * kPanel + column;
-        for (int64_t r = 0; r < kRows; ++r) {
-          const float even = bf16_to_f32(a[(row + r) * lda + k]);
-          const float odd = bf16_to_f32(a[(row + r) * lda + k + 1]);
-          for (int64_t l = 0; l < kLanes; ++l) {
-            const float low = std::bit_cast<float>(pairs[l] << 16);
-            const float high = std::bit_cast<float>(pairs[l] & 0xffff0000u);
-            sum[r][l] = fma(odd, high, fma(even, low, sum[r][l]));
-          }
-        }
-      }
-      for (int64_t r = 0; r < kRows; ++r) {
-        for (int64_t l = 0; l < kLanes; ++l) c[(row + r) * ldc + column + l] = sum[r][l];
-      }
+  for (int64_t column = 0; column < columns; column += kLanes) {
+    int64_t row = 0;
+    for (; row + kRows <= rows; row += kRows) {
+      multiply_rows<kRows>(a + row * lda, lda, b + column, depth, add, c + row * ldc + column, ldc);
+    }
+    for (; row < rows; ++row) {
+      multiply_rows<1>(a + row * lda, lda, b + column, depth, add, c + row * ldc + column, ldc);
     }
   }
 }

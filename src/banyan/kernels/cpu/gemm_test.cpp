@@ -1,12 +1,15 @@
 #include "banyan/kernels/cpu/gemm.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/native/CPUBlas.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 #include <random>
 #include <vector>
+
+#include "banyan/kernels/cpu/bf16_product.h"
 
 namespace banyan::kernels {
 namespace {
@@ -151,6 +154,83 @@ TEST(Gemm, PortableLoopEqualsTheNativeTile) {
   }
   EXPECT_STRNE(gemm_kernel_name(), "");
   EXPECT_EQ(native_gemm_available(), std::string(gemm_kernel_name()) != "portable loop");
+}
+
+// What training computed before there were register tiles, and computes with AMX nowhere else.
+TEST(Gemm, RegisterTilesHaveTheBitsOfBrgemm) {
+  if (!bf16_product_available()) return;  // the tile kernel is another one
+  for (const int64_t depth : {2, 64, 128, 576, 1536}) {
+    for (const int64_t columns : {16, 32, 64}) {
+      const std::vector<BFloat16> a = normal_bf16(kRowTile * depth, 15);
+      const std::vector<BFloat16> b = normal_bf16(kPanel * depth, 16);
+      for (const bool add : {false, true}) {
+        std::vector<float> wanted(kRowTile * kPanel, 0.25f);
+        at::native::cpublas::brgemm(kRowTile,
+                                    columns,
+                                    depth,
+                                    depth,
+                                    kPanel,
+                                    kPanel,
+                                    add,
+                                    a.data(),
+                                    b.data(),
+                                    wanted.data(),
+                                    /*is_vnni=*/true);
+        for (const int64_t rows : {1, 2, 3, 5, 6, 7, 13, 64}) {
+          std::vector<float> got(kRowTile * kPanel, 0.25f);
+          bf16_product({.a = a.data(),
+                        .lda = depth,
+                        .rows = rows,
+                        .b = b.data(),
+                        .ldb = kPanel,
+                        .depth = depth,
+                        .columns = columns,
+                        .add = add,
+                        .c = got.data(),
+                        .ldc = kPanel,
+                        .ahead = b.data(),
+                        .ahead_bytes = static_cast<int64_t>(b.size() * sizeof(BFloat16))});
+          for (int64_t r = 0; r < kRowTile; ++r) {
+            for (int64_t j = 0; j < kPanel; ++j) {
+              const bool computed = r < rows && j < columns;
+              ASSERT_EQ(got[r * kPanel + j], computed ? wanted[r * kPanel + j] : 0.25f)
+                  << depth << ' ' << columns << ' ' << rows << " at " << r << ' ' << j;
+            }
+          }
+        }
+      }
+    }
+  }
+  at::native::cpublas::brgemm_release(/*is_vnni=*/true);
+}
+
+TEST(Gemm, RegisterTilesTakeAnyNumberOfColumns) {
+  if (!bf16_product_available()) return;
+  const int64_t depth = 48, rows = 8, ldb = 80;
+  const std::vector<BFloat16> a = normal_bf16(rows * depth, 17);
+  const std::vector<BFloat16> b = normal_bf16(ldb * depth, 18);
+  for (const int64_t columns : {1, 15, 24, 64, 65, 80}) {
+    std::vector<float> got(rows * ldb, 0.25f);
+    bf16_product({.a = a.data(),
+                  .lda = depth,
+                  .rows = rows,
+                  .b = b.data(),
+                  .ldb = ldb,
+                  .depth = depth,
+                  .columns = columns,
+                  .add = true,
+                  .c = got.data(),
+                  .ldc = ldb});
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t j = 0; j < ldb; ++j) {
+        double want = 0.25;
+        for (int64_t k = 0; k < depth && j < columns; ++k) {
+          want += double(a[r * depth + k]) * double(b[k / 2 * 2 * ldb + 2 * j + k % 2]);
+        }
+        ASSERT_NEAR(got[r * ldb + j], want, 1e-4) << columns << " at " << r << ' ' << j;
+      }
+    }
+  }
 }
 
 TEST(WeightGradient, EqualsTheSumAndDoesNotDependOnThreads) {

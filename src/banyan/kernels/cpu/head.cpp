@@ -11,14 +11,19 @@ namespace banyan::kernels {
 
 void logit_tile(
     const RowTile& hidden, const Panels& weight, int64_t first, int64_t columns, float* z) {
+  const int64_t bytes = weight.padded_depth() * kPanel * static_cast<int64_t>(sizeof(BFloat16));
   for (int64_t column = 0; column < columns; column += kPanel) {
+    const int64_t panel = (first + column) / kPanel;
+    Ahead ahead;
+    if (panel + 1 < weight.count()) ahead = {weight.panel(panel + 1), bytes};
     gemm_tile(hidden,
-              weight.panel((first + column) / kPanel),
+              weight.panel(panel),
               weight.padded_depth(),
               kPanel,
               /*add=*/false,
               z + column,
-              kVocabTile);
+              kVocabTile,
+              ahead);
   }
 }
 

@@ -14,6 +14,10 @@ namespace banyan::kernels {
 void rms_norm(
     int64_t rows, int64_t n, float eps, const uint16_t* x, const uint16_t* weight, uint16_t* y);
 
+// The same on one thread.
+void rms_norm_rows(
+    int64_t rows, int64_t n, float eps, const uint16_t* x, const uint16_t* weight, uint16_t* y);
+
 // dy, x, dx [rows, n] bf16; grad_weight [n] fp32 is added to. Parallel over blocks of rows.
 void rms_norm_backward(int64_t rows,
                        int64_t n,

@@ -18,4 +18,14 @@ void rope(int64_t tokens,
           const uint16_t* x,
           uint16_t* y);
 
+// The heads of one token, x, y [heads, 2 half], with the row of the tables at its position. `sign`
+// is -1 for the transpose.
+void rope_token(int64_t heads,
+                int64_t half,
+                float sign,
+                const float* cos,
+                const float* sin,
+                const uint16_t* x,
+                uint16_t* y);
+
 }  // namespace banyan::kernels

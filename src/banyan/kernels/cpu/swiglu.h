@@ -9,6 +9,9 @@ namespace banyan::kernels {
 // gate_up [tokens, 2 n] (gate first) -> y [tokens, n], bf16. Parallel over tokens.
 void swiglu(int64_t tokens, int64_t n, const uint16_t* gate_up, uint16_t* y);
 
+// The same on one thread.
+void swiglu_rows(int64_t tokens, int64_t n, const uint16_t* gate_up, uint16_t* y);
+
 // dy [tokens, n], gate_up [tokens, 2 n] -> grad [tokens, 2 n], bf16.
 void swiglu_backward(
     int64_t tokens, int64_t n, const uint16_t* dy, const uint16_t* gate_up, uint16_t* grad);

@@ -1,0 +1,67 @@
+// Joining and the barrier of a team.
+#include "banyan/kernels/cpu/team.h"
+
+#include <thread>
+
+namespace banyan::kernels {
+namespace {
+
+constexpr int kSpins = 2000;  // some tens of microseconds: longer than a balanced phase needs
+constexpr int kYields = 50;
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+void Team::wait_while(const std::atomic<uint32_t>& word, uint32_t old) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (word.load(std::memory_order_acquire) != old) return;
+    relax();
+  }
+  for (int i = 0; i < kYields; ++i) {
+    if (word.load(std::memory_order_acquire) != old) return;
+    std::this_thread::yield();
+  }
+  while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
+}
+
+int64_t Team::join(int64_t count, int64_t wanted) {
+  const int64_t rank = joined_.fetch_add(1);
+  if (handed_out_.fetch_add(count) + count == wanted) {
+    size_ = joined_.load();
+    complete_.store(1, std::memory_order_release);
+    complete_.notify_all();
+  } else {
+    wait_while(complete_, 0);
+  }
+  return rank;
+}
+
+void Team::fail() {
+  failed_.store(true);
+  round_.fetch_add(1);
+  round_.notify_all();
+}
+
+void Team::Member::barrier() {
+  if (team_.size_ == 1) return;
+  const uint32_t round = team_.round_.load();
+  if (!team_.failed_.load()) {
+    if (team_.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == team_.size_) {
+      team_.arrived_.store(0, std::memory_order_relaxed);
+      team_.round_.store(round + 1, std::memory_order_release);
+      team_.round_.notify_all();
+    } else {
+      wait_while(team_.round_, round);
+    }
+  }
+  if (team_.failed_.load(std::memory_order_acquire)) {
+    throw Stopped();
+  }
+}
+
+}  // namespace banyan::kernels

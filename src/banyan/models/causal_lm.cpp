@@ -1,0 +1,20 @@
+// The pass of the rollout in terms of forward: every device and dtype has it.
+#include "banyan/models/causal_lm.h"
+
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/tensor.h>
+
+namespace banyan::models {
+
+at::Tensor CausalLM::infer(ops::KvPool& pool, const ops::PagedBatch& batch) {
+  const at::Device device = options().device;
+  const auto on_device = [&](const std::vector<int32_t>& values) {
+    return at::tensor(values, at::kInt).to(device);
+  };
+  ops::PagedAttention attention(pool, batch.runs(), batch.grouped());
+  const at::Tensor hidden =
+      forward(on_device(batch.ids()), on_device(batch.positions()), attention, /*saved=*/nullptr);
+  return at::index_select(hidden, 0, on_device(batch.wanted()));
+}
+
+}  // namespace banyan::models
