@@ -1,26 +1,21 @@
 // The rollout's pass at decode widths on SmolLM2-135M's shapes (random weights), with the share of
 // what the machine allows (rollout specification, section 7):
 //   limit = max((weights + KV bytes) / BW, (2 P B + 4 B ctx L H d) / F)
-// BW: both threads read the packed weights; F: both multiply 64 rows with panels in the cache; both
-// measured here, at start. `of_limit` = limit / time.
-#include <ATen/Parallel.h>
-#include <ATen/ops/randn.h>
+// with BW and F measured here at start (bench/machine_rates.h). `of_limit` = limit / time.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
-#include <random>
 #include <vector>
 
-#include "banyan/kernels/cpu/machine_rates.h"
+#include "banyan/bench/machine_rates.h"
 #include "banyan/models/causal_lm.h"
 #include "banyan/rollout/sampling/plain_draw.h"
 
 namespace {
 
 using banyan::models::CausalLM;
-namespace kernels = banyan::kernels;
+namespace bench = banyan::bench;
 namespace ops = banyan::ops;
 
 constexpr int32_t kPageTokens = static_cast<int32_t>(ops::kPathTile);
@@ -33,7 +28,7 @@ CausalLM& model() {
           "max_position_embeddings": 8192, "tie_word_embeddings": true,
           "initializer_range": 0.04})",
       1,
-      {.with_backward = false});
+      {.compute = {}, .with_backward = false});
   return *made;
 }
 
@@ -76,26 +71,22 @@ class Decoding {
     for (int32_t s = 0; s < num_seqs_; ++s) {
       draws_.push_back({.row = s, .uniform = static_cast<float>((s * 7 + step_) % 97) / 97.0f});
     }
-    drawer_.draw(hidden, model().head(), model().options(), draws_, false, drawn_);
+    drawer_.draw(hidden, model().head(), draws_, false, drawn_);
   }
 
-  // Seconds that the machine needs at least.
-  double limit(const kernels::MachineRates& rates, bool with_head) const {
+  // Seconds that the machine needs at least, for the pass alone or with the head.
+  double limit(const bench::MachineRates& rates, bool with_head) const {
     const auto& shape = model().shape();
-    const double body = double(shape.layers) * double(shape.hidden) *
-                        (double(shape.head_dim) * double(2 * shape.heads + 2 * shape.kv_heads) +
-                         3.0 * double(shape.intermediate));
-    const double weights = body + (with_head ? double(shape.vocab * shape.hidden) : 0.0);
-    const double per_token =
-        2.0 * 2.0 * double(shape.layers * shape.kv_heads * shape.head_dim);  // bytes of K and V
-    const double suffix = position_ - trunk_pages_ * kPageTokens;
-    const double cached =
-        double(num_seqs_ / siblings_) * trunk_pages_ * kPageTokens + double(num_seqs_) * suffix;
-    const double flops =
-        2.0 * weights * num_seqs_ +
-        4.0 * double(num_seqs_) * position_ * double(shape.layers * shape.heads * shape.head_dim);
-    return std::max((2.0 * weights + per_token * cached) / rates.read_bytes_per_second,
-                    flops / rates.flops_per_second);
+    const bench::ModelCost cost = bench::model_cost(shape);
+    const double head = with_head ? 0.0 : double(shape.vocab * shape.hidden);
+    const double numbers = cost.weight_numbers - head;
+    const double trunk = double(trunk_pages_) * kPageTokens;
+    const double own = num_seqs_ * (position_ + 1 - trunk);
+    const double cached = double(num_seqs_ / siblings_) * trunk + own;
+    const double bytes = 2.0 * numbers + cost.kv_bytes_per_token * cached;
+    const double flops = 2.0 * numbers * num_seqs_ +
+                         cost.attention_flops_per_pair * num_seqs_ * (position_ + 1);
+    return std::max(bytes / rates.bytes_per_s, flops / rates.flops_per_s);
   }
 
   int32_t num_seqs() const { return num_seqs_; }
@@ -114,12 +105,9 @@ class Decoding {
   banyan::rollout::PlainDrawer drawer_;
 };
 
-const kernels::MachineRates& rates() {
-  static const kernels::MachineRates measured = [] {
-    const at::Tensor& packed = model().head().packed;
-    return kernels::measure_rates(
-        packed.const_data_ptr<c10::BFloat16>(), packed.numel(), /*rows=*/64, /*depth=*/576);
-  }();
+const bench::MachineRates& rates() {
+  static const bench::MachineRates measured =
+      bench::measure_rates(model().shape(), model().options());
   return measured;
 }
 
@@ -129,8 +117,8 @@ void count(benchmark::State& state, const Decoding& decoding, bool with_head) {
       benchmark::Counter(decoding.num_seqs(), benchmark::Counter::kIsIterationInvariantRate);
   state.counters["of_limit"] =
       benchmark::Counter(limit, benchmark::Counter::kIsIterationInvariantRate);
-  state.counters["GB/s"] = rates().read_bytes_per_second * 1e-9;
-  state.counters["GFLOP/s"] = rates().flops_per_second * 1e-9;
+  state.counters["GB/s"] = rates().bytes_per_s * 1e-9;
+  state.counters["GFLOP/s"] = rates().flops_per_s * 1e-9;
 }
 
 // Arguments: prompts, siblings, trunk, own tokens.

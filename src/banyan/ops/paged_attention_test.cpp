@@ -3,7 +3,9 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/all.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/eq.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -217,6 +219,27 @@ TEST(PagedAttention, CopiedPagesKeepAllLayers) {
       EXPECT_EQ(pool.layer(layer).select(0, 2).min().item<double>(), layer + 1.0);
       EXPECT_EQ(pool.layer(layer).select(0, 0).max().item<double>(), 0.0);
     }
+  }
+}
+
+TEST(PagedAttention, SpilledPagesComeBack) {
+  for (const ComputeOptions& options : {kNativeBf16, kFloat}) {
+    KvPool pool(2, 2, 16, 3, options);
+    for (const int64_t layer : {0, 1}) {
+      pool.layer(layer).zero_();
+      pool.layer(layer).select(0, 1).fill_(static_cast<double>(layer + 1));
+    }
+    pool.spill_page(1, 4);
+    pool.spill_page(0, 0);
+    for (const int64_t layer : {0, 1}) pool.layer(layer).fill_(7.0);
+    pool.restore_page(4, 2);
+    pool.restore_page(0, 1);
+    for (const int64_t layer : {0, 1}) {
+      EXPECT_TRUE(pool.layer(layer).select(0, 0).eq(7.0).all().item<bool>());
+      EXPECT_TRUE(pool.layer(layer).select(0, 1).eq(0.0).all().item<bool>());
+      EXPECT_TRUE(pool.layer(layer).select(0, 2).eq(layer + 1.0).all().item<bool>());
+    }
+    EXPECT_THROW(pool.restore_page(3, 0), std::logic_error);  // nothing was spilled there
   }
 }
 

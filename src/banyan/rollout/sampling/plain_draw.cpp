@@ -1,14 +1,10 @@
-// Plain rows: the folded draw where the head is packed, else one row of stored logits after
-// another.
+// Draws of plain rows in the form of kernels/cpu/head_draw.h.
 #include "banyan/rollout/sampling/plain_draw.h"
 
-#include <ATen/ops/tensor.h>
-
-#include <algorithm>
 #include <cstring>
 
 #include "banyan/core/error.h"
-#include "banyan/ops/edge_logprob.h"
+#include "banyan/kernels/cpu/head_draw.h"
 #include "banyan/rollout/sampling/sampling_plan.h"
 
 namespace banyan::rollout {
@@ -22,18 +18,6 @@ float inverse_of(double temperature) {
 
 }  // namespace
 
-void PlainDrawer::draw(const at::Tensor& hidden,
-                       const ops::LinearWeight& head,
-                       const ComputeOptions& options,
-                       const std::vector<PlainDraw>& draws,
-                       bool with_raw,
-                       std::vector<PlainDrawn>& drawn) {
-  drawn.resize(draws.size());
-  if (draws.empty()) return;
-  is_native(options) ? draw_native(hidden, head, draws, with_raw, drawn)
-                     : draw_aten(hidden, head, options, draws, with_raw, drawn);
-}
-
 void PlainDrawer::load(const std::vector<PlainDraw>& draws) {
   rows_.clear();
   inverse_temperature_.clear();
@@ -41,10 +25,13 @@ void PlainDrawer::load(const std::vector<PlainDraw>& draws) {
   row_offsets_.clear();
   uniform_.clear();
   for (const PlainDraw& draw : draws) {
-    if (rows_.empty() || rows_.back() != draw.row) {
+    const float inverse = inverse_of(draw.temperature);
+    const uint8_t greedy = is_greedy(draw.temperature) ? 1 : 0;
+    if (rows_.empty() || rows_.back() != draw.row || inverse_temperature_.back() != inverse ||
+        greedy_.back() != greedy) {
       rows_.push_back(draw.row);
-      inverse_temperature_.push_back(inverse_of(draw.temperature));
-      greedy_.push_back(is_greedy(draw.temperature) ? 1 : 0);
+      inverse_temperature_.push_back(inverse);
+      greedy_.push_back(greedy);
       row_offsets_.push_back(static_cast<int32_t>(uniform_.size()));
     }
     uniform_.push_back(draw.uniform);
@@ -52,20 +39,23 @@ void PlainDrawer::load(const std::vector<PlainDraw>& draws) {
   row_offsets_.push_back(static_cast<int32_t>(uniform_.size()));
 }
 
-void PlainDrawer::draw_native(const at::Tensor& hidden,
-                              const ops::LinearWeight& head,
-                              const std::vector<PlainDraw>& draws,
-                              bool with_raw,
-                              std::vector<PlainDrawn>& drawn) {
+void PlainDrawer::draw(const at::Tensor& hidden,
+                       const ops::LinearWeight& head,
+                       const std::vector<PlainDraw>& draws,
+                       bool with_raw,
+                       std::vector<PlainDrawn>& drawn) {
   BANYAN_ASSERT(hidden.dim() == 2 && hidden.size(1) == head.in && hidden.is_contiguous() &&
                     hidden.scalar_type() == at::kBFloat16 && head.is_packed(),
                 "plain draw: hidden ",
                 hidden.sizes());
+  drawn.resize(draws.size());
+  if (draws.empty()) return;
   load(draws);
   const auto num_rows = static_cast<int64_t>(rows_.size());
   const c10::BFloat16* rows = hidden.const_data_ptr<c10::BFloat16>();
-  // Rows that other laws draw from are left out.
-  if (num_rows != hidden.size(0)) {
+  bool in_place = num_rows <= hidden.size(0);
+  for (int64_t r = 0; r < num_rows; ++r) in_place = in_place && rows_[r] == r;
+  if (!in_place) {  // some rows are left out, or drawn from at two temperatures
     gathered_.resize(num_rows * head.in);
     for (int64_t r = 0; r < num_rows; ++r) {
       std::memcpy(static_cast<void*>(gathered_.data() + r * head.in),
@@ -89,71 +79,9 @@ void PlainDrawer::draw_native(const at::Tensor& hidden,
                       .logprob = logprob_.data(),
                       .raw = with_raw ? raw_.data() : nullptr});
   for (size_t i = 0; i < draws.size(); ++i) {
-    drawn[i] = {token_[i], logprob_[i], with_raw ? raw_[i] : logprob_[i]};
+    const bool free = inverse_of(draws[i].temperature) == 1.0f;  // T = 1: both are the same
+    drawn[i] = {token_[i], logprob_[i], free ? logprob_[i] : with_raw ? raw_[i] : 0.0f};
   }
-}
-
-void PlainDrawer::draw_aten(const at::Tensor& hidden,
-                            const ops::LinearWeight& head,
-                            const ComputeOptions& options,
-                            const std::vector<PlainDraw>& draws,
-                            bool with_raw,
-                            std::vector<PlainDrawn>& drawn) {
-  PlainRow row(static_cast<int32_t>(head.out));
-  at::Tensor logits;
-  at::Tensor z;
-  bool finite = false;
-  for (size_t i = 0; i < draws.size(); ++i) {
-    const PlainDraw& draw = draws[i];
-    if (i == 0 || draw.row != draws[i - 1].row) {
-      logits = ops::head_logits(hidden.narrow(0, draw.row, 1), head, options);
-      z = logits.to(at::kCPU, at::kFloat).contiguous();
-      finite = row.load(z.const_data_ptr<float>(), draw.temperature);
-    }
-    if (!finite) {
-      drawn[i] = {.token = -1};
-      continue;
-    }
-    drawn[i].token = row.draw(draw.uniform);
-    // The reduction of scoring on this device.
-    const at::Tensor token = at::tensor({drawn[i].token}, at::kInt).to(logits.device());
-    const double temperature = is_greedy(draw.temperature) ? 1.0 : draw.temperature;
-    const auto logprob = [&](double t) {
-      return ops::logits_logprob(logits, token, t, options).to(at::kCPU, at::kFloat).item<float>();
-    };
-    drawn[i].logprob = logprob(temperature);
-    drawn[i].raw = with_raw && temperature != 1.0 ? logprob(1.0) : drawn[i].logprob;
-  }
-}
-
-PlainRow::PlainRow(int32_t vocabulary)
-    : vocabulary_(vocabulary), masses_(kernels::vocab_tiles(vocabulary)) {}
-
-bool PlainRow::load(const float* z, double temperature) {
-  z_ = z;
-  inverse_temperature_ = inverse_of(temperature);
-  greedy_ = is_greedy(temperature);
-  law_ = kernels::row_law(z, vocabulary_, inverse_temperature_, masses_.data());
-  return law_.finite();
-}
-
-int32_t PlainRow::draw(float u) const {
-  kernels::TilePick pick;
-  if (greedy_) {
-    pick.tile = kernels::largest_tile(law_, masses_.data(), vocabulary_);
-  } else {
-    pick = kernels::pick_tile(law_, masses_.data(), vocabulary_, u);
-  }
-  const int64_t first = pick.tile * kernels::kVocabTile;
-  const int64_t count = std::min(kernels::kVocabTile, vocabulary_ - first);
-  const int64_t chosen =
-      greedy_ ? kernels::largest_in_tile(law_, z_ + first, count, inverse_temperature_)
-              : kernels::pick_in_tile(law_, pick, z_ + first, count, inverse_temperature_);
-  return static_cast<int32_t>(first + chosen);
-}
-
-float PlainRow::logprob(int32_t token) const {
-  return static_cast<float>(z_[token] * inverse_temperature_ - law_.log_sum);
 }
 
 }  // namespace banyan::rollout

@@ -2,8 +2,9 @@
 // penalty, bias, mask, truncation or list of likely tokens is asked for. The draw is folded with
 // the head, so the logits of a row never stand in memory (kernels/cpu/head_draw.h has the formula).
 //
-// The general path draws untruncated rows with PlainRow, from stored logits: the same bits. So what
-// else a request asks for does not change its tokens.
+// RowSampler draws untruncated rows from stored logits with the same bits. So what else a request
+// asks for does not change its tokens, and where the head is not packed it draws the plain rows
+// too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,15 +12,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "banyan/core/device.h"
-#include "banyan/kernels/cpu/head_draw.h"
 #include "banyan/ops/linear.h"
 
 namespace banyan::rollout {
 
 struct PlainDraw {
   int32_t row = 0;           // of the hidden rows
-  double temperature = 1.0;  // below kGreedyTemperature: greedy. Equal for the draws of one row
+  double temperature = 1.0;  // below kGreedyTemperature: greedy
   float uniform = 0.0f;      // in [0, 1)
 };
 
@@ -32,28 +31,17 @@ struct PlainDrawn {
 // Keeps its working memory from pass to pass; one per thread.
 class PlainDrawer {
  public:
-  // draws sorted by row, for any of the rows of hidden [B, E]; fills `drawn` in their order.
-  // `raw` is logprob where T = 1, and otherwise computed only with_raw (a second reduction).
+  // draws sorted by row, for any of the rows of hidden [B, E] bf16; head is packed; fills `drawn`
+  // in their order. `raw` is logprob where T = 1, otherwise computed with_raw (a second reduction)
+  // and else 0.
   void draw(const at::Tensor& hidden,
             const ops::LinearWeight& head,
-            const ComputeOptions& options,
             const std::vector<PlainDraw>& draws,
             bool with_raw,
             std::vector<PlainDrawn>& drawn);
 
  private:
   void load(const std::vector<PlainDraw>& draws);
-  void draw_native(const at::Tensor& hidden,
-                   const ops::LinearWeight& head,
-                   const std::vector<PlainDraw>& draws,
-                   bool with_raw,
-                   std::vector<PlainDrawn>& drawn);
-  void draw_aten(const at::Tensor& hidden,
-                 const ops::LinearWeight& head,
-                 const ComputeOptions& options,
-                 const std::vector<PlainDraw>& draws,
-                 bool with_raw,
-                 std::vector<PlainDrawn>& drawn);
 
   std::vector<int32_t> rows_;  // with draws, and what head_draw wants of them
   std::vector<float> inverse_temperature_;
@@ -64,27 +52,6 @@ class PlainDrawer {
   std::vector<int32_t> token_;  // what it gives
   std::vector<float> logprob_;
   std::vector<float> raw_;
-};
-
-// One row of stored logits under the same law. Torch-free.
-class PlainRow {
- public:
-  explicit PlainRow(int32_t vocabulary);
-
-  // Reads z [vocabulary] fp32, borrowed until the last draw. False if a logit is NaN or +inf, or
-  // all are -inf.
-  bool load(const float* z, double temperature);
-  int32_t draw(float u) const;
-  // log_softmax(z / T)[token] with the bits of scoring.
-  float logprob(int32_t token) const;
-
- private:
-  int32_t vocabulary_;
-  const float* z_ = nullptr;
-  float inverse_temperature_ = 1.0f;
-  bool greedy_ = false;
-  kernels::RowLaw law_;
-  std::vector<kernels::TileMass> masses_;
 };
 
 }  // namespace banyan::rollout

@@ -1,4 +1,5 @@
-// The rows get their logits, kHeadRows rows at a time, and a RowSampler per thread.
+// Plain rows are drawn from by the folded head; the others get their logits, kHeadRows rows at a
+// time, and a RowSampler per thread.
 #include "banyan/rollout/sampling/token_drawer.h"
 
 #include <ATen/Parallel.h>
@@ -8,9 +9,11 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <numeric>
 
 #include "banyan/core/error.h"
 #include "banyan/ops/edge_logprob.h"
+#include "banyan/rollout/sampling/plain_draw.h"
 
 namespace banyan::rollout {
 namespace {
@@ -36,10 +39,10 @@ class TokenDrawer::Impl {
             bool with_raw) {
     drawn.resize(requests.size());
     find_rows(requests);
-    std::vector<int32_t> index;
-    index.reserve(rows_.size());
-    for (const RowRequests& row : rows_) index.push_back(requests[row.begin].row);
-    for_each_row(hidden, index, [&](RowSampler& sampler, float* z, int64_t i) {
+    if (is_native(model_.options())) draw_plain(hidden, requests, drawn, with_raw);
+    index_.clear();
+    for (const RowRequests& row : rows_) index_.push_back(requests[row.begin].row);
+    for_each_row(hidden, index_, [&](RowSampler& sampler, float* z, int64_t i) {
       sampler.load(z);
       for (int64_t r = rows_[i].begin; r < rows_[i].end; ++r) {
         const DrawRequest& request = requests[r];
@@ -57,10 +60,10 @@ class TokenDrawer::Impl {
     BANYAN_ASSERT(static_cast<int64_t>(next.size()) == hidden.size(0),
                   "token drawer: a row without a next token");
     out.resize(next.size());
-    std::vector<int32_t> index(next.size());
-    for (size_t r = 0; r < index.size(); ++r) index[r] = static_cast<int32_t>(r);
+    index_.resize(next.size());
+    std::iota(index_.begin(), index_.end(), 0);
     std::atomic<bool> finite{true};
-    for_each_row(hidden, index, [&](RowSampler& sampler, float* z, int64_t i) {
+    for_each_row(hidden, index_, [&](RowSampler& sampler, float* z, int64_t i) {
       sampler.load(z);
       if (!sampler.score(next[i], num_top, ids, out[i])) finite = false;
     });
@@ -68,6 +71,44 @@ class TokenDrawer::Impl {
   }
 
  private:
+  // Draws from the rows whose every draw is plain, and takes them off rows_.
+  void draw_plain(const at::Tensor& hidden,
+                  const std::vector<DrawRequest>& requests,
+                  std::vector<Drawn>& drawn,
+                  bool with_raw) {
+    plain_.clear();
+    plain_of_.clear();
+    size_t kept = 0;
+    for (const RowRequests& row : rows_) {
+      const auto is_plain = [](const DrawRequest& request) { return request.response->plain(); };
+      if (!std::all_of(requests.begin() + row.begin, requests.begin() + row.end, is_plain)) {
+        rows_[kept++] = row;
+        continue;
+      }
+      for (int64_t r = row.begin; r < row.end; ++r) {
+        const DrawRequest& request = requests[r];
+        plain_.push_back({.row = request.row,
+                          .temperature = request.response->plan().params.temperature,
+                          .uniform = uniform(request.key, request.position)});
+        plain_of_.push_back(r);
+      }
+    }
+    rows_.resize(kept);
+    plain_drawer_.draw(hidden, model_.head(), plain_, with_raw, plain_drawn_);
+    for (size_t i = 0; i < plain_of_.size(); ++i) {
+      const PlainDrawn& from = plain_drawn_[i];
+      Drawn& to = drawn[plain_of_[i]];
+      to.status = from.token < 0 ? DrawStatus::kNotFinite : DrawStatus::kDrawn;
+      to.logprob = from.logprob;
+      to.record.token = from.token;
+      to.record.raw = from.raw;
+      to.record.processed = from.logprob;
+      to.record.log_kept_mass = 0.0f;
+      to.record.top.clear();
+      to.record.sampling_mask.clear();
+    }
+  }
+
   void find_rows(const std::vector<DrawRequest>& requests) {
     rows_.clear();
     for (int64_t r = 0; r < static_cast<int64_t>(requests.size()); ++r) {
@@ -116,7 +157,12 @@ class TokenDrawer::Impl {
   models::CausalLM& model_;
   std::vector<std::unique_ptr<RowSampler>> samplers_;  // one per thread
   at::Tensor logits_;                                  // [>= rows, V]
-  std::vector<RowRequests> rows_;                      // reused, like the rest
+  std::vector<RowRequests> rows_;                      // reused, like the next
+  std::vector<int32_t> index_;                         // hidden rows that are drawn from
+  PlainDrawer plain_drawer_;
+  std::vector<PlainDraw> plain_;
+  std::vector<int64_t> plain_of_;  // their requests
+  std::vector<PlainDrawn> plain_drawn_;
 };
 
 TokenDrawer::TokenDrawer(models::CausalLM& model) : impl_(std::make_unique<Impl>(model)) {}
