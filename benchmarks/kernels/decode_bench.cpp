@@ -84,8 +84,8 @@ class Decoding {
     const double own = num_seqs_ * (position_ + 1 - trunk);
     const double cached = double(num_seqs_ / siblings_) * trunk + own;
     const double bytes = 2.0 * numbers + cost.kv_bytes_per_token * cached;
-    const double flops = 2.0 * numbers * num_seqs_ +
-                         cost.attention_flops_per_pair * num_seqs_ * (position_ + 1);
+    const double flops =
+        2.0 * numbers * num_seqs_ + cost.attention_flops_per_pair * num_seqs_ * (position_ + 1);
     return std::max(bytes / rates.bytes_per_s, flops / rates.flops_per_s);
   }
 

@@ -53,7 +53,8 @@ class KvPool {
   int64_t num_pages_;
   ComputeOptions options_;
   std::vector<at::Tensor> layers_;
-  std::vector<at::Tensor> slots_;  // per slot [layers, one page], on the host; undefined: not used yet
+  std::vector<at::Tensor>
+      slots_;  // per slot [layers, one page], on the host; undefined: not used yet
 };
 
 // Writes k, v of the batch into the pool, then attends. Pages that are written must have one owner,

@@ -2,8 +2,8 @@
 #include "banyan/ops/paged_attention.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/all.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/eq.h>
 #include <gtest/gtest.h>

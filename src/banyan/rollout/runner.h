@@ -1,5 +1,5 @@
-// Runs one pass of the scheduler through the model: page copies, token ids, positions and pages, and
-// the hidden rows that are drawn from or scored.
+// Runs one pass of the scheduler through the model: page copies, token ids, positions and pages,
+// and the hidden rows that are drawn from or scored.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -91,6 +91,7 @@ Live::Live(Request request,
 
 Loop::Loop(models::CausalLM& model, const EngineOptions& options)
     : model_(model),
+      grouped_attention_(options.grouped_attention),
       scheduler_(scheduler_options(options, kv_page_bytes(model))),
       drawer_(model),
       versions_{{0, "default"}} {}
@@ -104,7 +105,7 @@ void Loop::open_pool(int32_t num_pages) {
   take_pool();
   pool_ = std::make_unique<ops::KvPool>(
       shape.layers, shape.kv_heads, shape.head_dim, std::max(num_pages, 1), model_.options());
-  runner_ = std::make_unique<Runner>(model_, *pool_);
+  runner_ = std::make_unique<Runner>(model_, *pool_, grouped_attention_);
   const std::vector<int32_t> hopeless = scheduler_.set_num_pages(num_pages);
   fail(
       [&](const Live& live) {

@@ -112,6 +112,7 @@ class Loop {
   };
 
   models::CausalLM& model_;
+  bool grouped_attention_;
   Scheduler scheduler_;
   std::unique_ptr<ops::KvPool> pool_;
   std::unique_ptr<Runner> runner_;
