@@ -192,7 +192,7 @@ class AttendBlock {
         const int32_t tile = input_.tile_lists[t][first / kTileTokens];
         int64_t stop = t + 1;
         while (stop < end && input_.visible[stop] > first &&
-               input_.tile_lists[stop][first / kTileTokens] == tile && may_share(t, stop)) {
+               input_.tile_lists[stop][first / kTileTokens] == tile) {
           ++stop;
         }
         span(kv_head, first, tile, begin, t, stop);
@@ -203,10 +203,6 @@ class AttendBlock {
   }
 
  private:
-  bool may_share(int64_t t, int64_t other) const {
-    return input_.runs == nullptr || input_.runs[t] == input_.runs[other];
-  }
-
   void load(int64_t kv_head, int64_t begin, int64_t end) {
     const int64_t rows = (end - begin) * group_;
     for (int64_t t = begin; t < end; ++t) {
@@ -292,17 +288,21 @@ class AttendBlock {
 
 }  // namespace
 
-AttendPlan attend_plan(const AttentionShape& shape, int64_t num_tokens, int64_t threads) {
+AttendPlan attend_plan(const AttendInput& input, int64_t threads) {
   // Few blocks are made smaller, so that the threads get equal parts; a tile that a block of 24
   // rows reads is in the first-level cache for all of them.
+  const AttentionShape& shape = input.shape;
   const int64_t group = shape.group();
   const int64_t most = std::max<int64_t>(1, kBlockRows / group);
   const int64_t least = std::max<int64_t>(1, kLeastRows / group);
-  const int64_t wanted = divide_up(kItemsPerThread * threads, shape.num_kv_heads);
   AttendPlan plan;
-  plan.block_tokens = std::clamp(num_tokens / wanted, least, most);
-  plan.num_blocks = divide_up(num_tokens, plan.block_tokens);
-  plan.num_items = plan.num_blocks * shape.num_kv_heads;
+  plan.heads_per_item = input.runs == nullptr ? 1 : shape.num_kv_heads;
+  const int64_t head_items = shape.num_kv_heads / plan.heads_per_item;
+  const int64_t wanted = divide_up(kItemsPerThread * threads, head_items);
+  plan.block_tokens =
+      std::clamp(input.num_tokens / wanted, input.runs == nullptr ? least : 1, most);
+  plan.num_blocks = divide_up(input.num_tokens, plan.block_tokens);
+  plan.num_items = plan.num_blocks * head_items;
   Carver count(nullptr);
   carve(count, plan.block_tokens * group + kRowStep, shape.head_dim);
   plan.scratch_bytes = count.used();
@@ -319,18 +319,29 @@ void attend_item(const AttendInput& input,
   // A span starts at any row, and its row count is rounded up from there.
   const int64_t rows = plan.block_tokens * input.shape.group() + kRowStep;
   AttendBlock block(input, carve(carver, rows, input.shape.head_dim));
+  // Neighbouring blocks of one kv head read the same trunks: items keep them close in time.
+  const int64_t first_head = item / plan.num_blocks * plan.heads_per_item;
   const int64_t begin = item % plan.num_blocks * plan.block_tokens;
   const int64_t end = std::min(begin + plan.block_tokens, input.num_tokens);
-  block.run(item / plan.num_blocks, begin, end, out, lse);
+  for (int64_t t = begin; t < end;) {
+    int64_t stop = end;
+    if (input.runs != nullptr) {
+      stop = t + 1;
+      while (stop < end && input.runs[stop] == input.runs[t]) ++stop;
+    }
+    for (int64_t head = first_head; head < first_head + plan.heads_per_item; ++head) {
+      block.run(head, t, stop, out, lse);
+    }
+    t = stop;
+  }
 }
 
 void attend(const AttendInput& input, uint16_t* out, float* lse) {
   if (input.num_tokens == 0) return;
-  const AttendPlan plan = attend_plan(input.shape, input.num_tokens, at::get_num_threads());
+  const AttendPlan plan = attend_plan(input, at::get_num_threads());
   for_each_item(plan.num_items, [&](const auto& next) {
     static thread_local Scratch memory;
     void* scratch = memory.get<std::byte>(plan.scratch_bytes);
-    // Neighbouring blocks of one kv head read the same trunks: keep them close in time.
     for (int64_t item = next(); item >= 0; item = next()) {
       attend_item(input, plan, item, scratch, out, lse);
     }

@@ -33,8 +33,8 @@ struct AttendInput {
   const uint16_t* tiles = nullptr;             // [tiles, K, tile_elements(D)] bf16
   const int32_t* const* tile_lists = nullptr;  // [T]: per token its tiles, path positions ascending
   const int32_t* visible = nullptr;            // [T]: path positions seen, itself included (>= 1)
-  // [T] or null. With runs, only tokens of one run share a product: every sequence attends by
-  // itself.
+  // [T] or null. With runs, every sequence attends by itself: only tokens of one run share a
+  // product, and each run makes its own pass over its tiles.
   const int32_t* runs = nullptr;
 };
 
@@ -47,10 +47,11 @@ void attend(const AttendInput& input, uint16_t* out, float* lse);
 struct AttendPlan {
   int64_t block_tokens = 0;
   int64_t num_blocks = 0;
-  int64_t num_items = 0;      // (kv head, block), blocks innermost
-  int64_t scratch_bytes = 0;  // of one thread
+  int64_t heads_per_item = 1;  // kv heads: all of them where every sequence attends by itself
+  int64_t num_items = 0;       // (kv heads, block), blocks innermost
+  int64_t scratch_bytes = 0;   // of one thread
 };
-AttendPlan attend_plan(const AttentionShape& shape, int64_t num_tokens, int64_t threads);
+AttendPlan attend_plan(const AttendInput& input, int64_t threads);
 // One item, one thread; scratch is 64-byte aligned.
 void attend_item(const AttendInput& input,
                  const AttendPlan& plan,

@@ -97,6 +97,14 @@ struct Widths {
   int64_t x, q, k, qkv, gate_up, act;
 };
 
+AttendInput input_of(const PassModel& model, const PassRows& rows) {
+  return {.shape = model.attention,
+          .num_tokens = rows.num_tokens,
+          .tile_lists = rows.pages,
+          .visible = rows.visible,
+          .runs = rows.runs};
+}
+
 int64_t member_bytes(const PassModel& model, const AttendPlan& plan) {
   const Widths widths(model);
   const int64_t rotated = 2 * (widths.q + 2 * widths.k) * static_cast<int64_t>(sizeof(uint16_t));
@@ -105,14 +113,14 @@ int64_t member_bytes(const PassModel& model, const AttendPlan& plan) {
 
 }  // namespace
 
-void PassWorkspace::reserve(const PassModel& model, int64_t num_tokens) {
-  const AttendPlan plan = attend_plan(model.attention, num_tokens, at::get_num_threads());
+void PassWorkspace::reserve(const PassModel& model, const PassRows& in) {
+  const AttendPlan plan = attend_plan(input_of(model, in), at::get_num_threads());
   member_bytes_ = member_bytes(model, plan);
   attention_.get<std::byte>(member_bytes_ * at::get_num_threads());
   if (tickets_.size() != model.layers.size() * kTicketsPerLayer) {
     tickets_ = std::vector<Tickets>(model.layers.size() * kTicketsPerLayer);
   }
-  const int64_t rows = round_up(num_tokens, kRowTile);
+  const int64_t rows = round_up(in.num_tokens, kRowTile);
   if (rows <= rows_ && model_ == &model) return;
   const Widths widths(model);
   const auto carve = [&](void* base) {
@@ -321,13 +329,9 @@ class PassRun {
   }
 
   void attend(const PassLayer& layer) {
-    const AttendInput input{.shape = model_.attention,
-                            .num_tokens = in_.num_tokens,
-                            .q = at_.q,
-                            .tiles = layer.tiles,
-                            .tile_lists = in_.pages,
-                            .visible = in_.visible,
-                            .runs = in_.runs};
+    AttendInput input = input_of(model_, in_);
+    input.q = at_.q;
+    input.tiles = layer.tiles;
     Tickets& tickets = *tickets_++;
     for (int64_t item = member_.rank(); item < plan_.num_items; item = tickets.next(member_)) {
       attend_item(input, plan_, item, scratch_, at_.attended, /*lse=*/nullptr);
@@ -378,9 +382,9 @@ void decoder_pass(const PassModel& model,
                   PassWorkspace& workspace,
                   uint16_t* hidden) {
   if (rows.num_tokens == 0) return;
-  workspace.reserve(model, rows.num_tokens);
+  workspace.reserve(model, rows);
   workspace.start();
-  const AttendPlan plan = attend_plan(model.attention, rows.num_tokens, at::get_num_threads());
+  const AttendPlan plan = attend_plan(input_of(model, rows), at::get_num_threads());
   bool all_wanted = rows.num_wanted == rows.num_tokens;
   for (int64_t i = 0; i < rows.num_wanted; ++i) all_wanted = all_wanted && rows.wanted[i] == i;
   Team::run([&](Team::Member& member) {

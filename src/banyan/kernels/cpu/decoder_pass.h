@@ -76,8 +76,8 @@ struct PassRows {
 // Working memory, kept from pass to pass: nothing is allocated once the largest pass has been seen.
 class PassWorkspace {
  public:
-  // Room for a pass of so many tokens.
-  void reserve(const PassModel& model, int64_t num_tokens);
+  // Room for a pass.
+  void reserve(const PassModel& model, const PassRows& rows);
   // Before each pass.
   void start() {
     for (Tickets& tickets : tickets_) tickets.reset();
