@@ -11,7 +11,7 @@ import time
 import pytest
 from banyan.cli.main import main
 from banyan.log.jsonl import by_step, read
-from shell_files import write_model_dir
+from shell_files import write_tiny_llama
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("banyan._C") is None,
@@ -21,27 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A random Llama with the byte tokenizer of the tests."""
-    import torch
-    import transformers
-
-    directory = write_model_dir(tmp_path_factory.mktemp("tiny"))
-
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=288,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-        eos_token_id=257,
-        bos_token_id=None,
-    )
-    (directory / "model.safetensors").unlink()
-    transformers.LlamaForCausalLM(config).save_pretrained(directory)
-    return directory
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import stat
+import threading
 
 import httpx
 import pytest
 from banyan.cli.main import main
 from banyan.errors import UserError
 from banyan.serve import routes
+from banyan.serve.engine_client import EngineClient
 from banyan.serve.load import Served
+from banyan.serve.metrics import Metrics
 from banyan.serve.server import Listen, bind, check_listen
 from serve_running import chunks, ok, refused, running
 
@@ -154,8 +159,6 @@ def test_sglang_spellings(locked, admin, served_model):
 
 def test_an_abort_does_not_wait_for_a_pause(locked, admin, monkeypatch):
     """A pause that waits for requests ends with them, however long its own time is."""
-    import threading
-
     begun, aborted = threading.Event(), threading.Event()
     waited = []
 
@@ -173,10 +176,38 @@ def test_an_abort_does_not_wait_for_a_pause(locked, admin, monkeypatch):
     assert waited == [True]
 
 
+def test_stopping_does_not_wait_for_a_pause():
+    class Engine:
+        def __init__(self):
+            self.begun, self.stopped = threading.Event(), threading.Event()
+            self.ends = os.pipe()
+
+        def event_fd(self):
+            return self.ends[0]
+
+        def start(self): ...
+
+        def pause(self, mode, timeout):
+            self.begun.set()
+            return self.stopped.wait(timeout)
+
+        def stop(self, timeout):
+            self.stopped.set()
+
+    async def run():
+        engine = Engine()
+        client = EngineClient(engine, Metrics("tiny"))
+        client.start()
+        pausing = asyncio.create_task(client.control("pause", "wait", 10.0))
+        await asyncio.to_thread(engine.begun.wait, 5)
+        await asyncio.wait_for(client.stop(1.0), 5)
+        assert await pausing is True
+
+    asyncio.run(run())
+
+
 def test_aborted_requests_return_their_partials(locked, admin):
     """By the id that the client gave (vllm-project/vllm#22197)."""
-    import threading
-
     locked.engine.pass_seconds = 0.02
     answers = {}
 

@@ -100,6 +100,14 @@ def test_sglang_batches_and_streams(server):
     assert (stopped["text"], stopped["meta_info"]["finish_reason"]["matched"]) == ("Hel", "lo")
 
 
+def test_sglang_continues(server):
+    """The noise of a continuation is keyed by the prompt that it began with."""
+    ok(server.post("/generate", input_ids=[5, 0, 9], resume={"prompt_len": 2}))
+    assert server.engine.requests[-1]["original_prompt"] == 2
+    ok(server.post("/generate", input_ids=[5, 0, 9]))
+    assert server.engine.requests[-1]["original_prompt"] == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

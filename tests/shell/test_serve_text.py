@@ -8,6 +8,7 @@ from banyan.data.chat import Chat
 from banyan.data.token_bytes import special_ids, token_bytes
 from banyan.errors import UserError
 from banyan.serve.choice import Choice, TextOptions
+from banyan.serve.generation import Merger
 from banyan.serve.text_stream import TextStream, TokenText
 from conftest import needs_smollm2
 from hypothesis import given, settings
@@ -140,3 +141,14 @@ def test_a_sampling_mask_stays_beside_its_token():
     for id, mask in ((4, [[4, 5]]), (6, None), (7, [[7]])):
         choice.take({"tokens": [id], "sampling_mask": mask, "finished": False, **columns})
     assert choice.masks == [[4, 5], [], [7]]
+
+
+def test_events_that_are_joined_keep_their_masks():
+    columns = {"raw": [-1.0], "processed": [-1.0], "log_kept_mass": [0.0], "top": None}
+    merger = Merger(3)
+    found = []
+    for id, mask in ((1, None), (4, None), (6, [[6, 8]]), (7, None)):
+        event = {"request": "a", "index": 0, "tokens": [id], "sampling_mask": mask}
+        found += merger.take([{**event, "finished": False, **columns}])
+    assert [event["tokens"] for event in found] == [[1], [4, 6, 7]]
+    assert found[1]["sampling_mask"] == [[], [6, 8], []]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from banyan.serve.engine_client import Event
+from banyan.serve.engine_client import Event, masks
 from banyan.serve.text_stream import TextStream, TokenText
 
 Top = list[tuple[int, float, int]]  # (id, log-probability, rank)
@@ -74,7 +74,7 @@ class Choice:
         self.processed += event["processed"]
         self.kept += event["log_kept_mass"]
         self.top += event["top"] or []
-        self.masks += event["sampling_mask"] or [[] for _ in event["tokens"]]  # []: all survived
+        self.masks += masks(event)
         stop_string = None
         if event["finished"]:
             self.final = event

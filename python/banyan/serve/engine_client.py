@@ -22,6 +22,11 @@ from banyan.serve.metrics import Metrics
 Event = dict[str, Any]
 
 
+def masks(event: Event) -> list[list[int]]:
+    """The sampling mask of each token; an empty one where all ids survived."""
+    return event["sampling_mask"] or [[] for _ in event["tokens"]]
+
+
 class Subscription:
     """Events of the engine requests behind one HTTP request."""
 
@@ -84,7 +89,8 @@ class EngineClient:
         self._loop.remove_reader(self._engine.event_fd())
         for subscription in list(self._subscriptions.values()):
             subscription.stop(ApiError(503, "the server is stopping"))
-        await self.control("stop", timeout)
+        # Not behind the control calls: a pause that waits ends with the engine.
+        await self._loop.run_in_executor(self._submit, self._engine.stop, timeout)
 
     async def open(self, requests: list[dict[str, Any]], public_id: str) -> Subscription:
         """Submits requests as one. Raises what the engine raises; nothing is left behind then."""

@@ -59,6 +59,12 @@ def stop(limits: Limits, most: int) -> Field:
     return Field("one_of", one_of=(text, Field("array", items=text, max_items=most)))
 
 
+def resume(shape: Shape) -> Field:
+    length = {"prompt_len": integer(1, shape.max_model_len, required=True)}
+    note = "a continuation: length of the prompt that it began with, which keys its noise"
+    return Field("object", fields=length, note=note)
+
+
 def logit_bias(limits: Limits) -> Field:
     return Field("map", items=Field("number"), max_items=limits.logit_bias)
 

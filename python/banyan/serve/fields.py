@@ -19,6 +19,7 @@ from banyan.serve.field_kinds import (
     logit_bias,
     logprobs,
     one_or_many,
+    resume,
     stop,
 )
 from banyan.serve.limits import Limits
@@ -189,8 +190,6 @@ def _text(shape: Shape) -> dict[str, Field]:
 
 def _call(shape: Shape) -> dict[str, Field]:
     stream = {"include_usage": flag(False), "continuous_usage_stats": flag(False)}
-    resume = {"prompt_len": integer(1, shape.max_model_len, required=True)}
-    continues = "a continuation: length of the prompt that it began with, which keys its noise"
     return {
         "stream": flag(False),
         "stream_options": Field("object", fields=stream),
@@ -198,7 +197,7 @@ def _call(shape: Shape) -> dict[str, Field]:
         "request_id": label(shape),
         "cache_salt": label(shape),
         "group_id": label(shape),
-        "resume": Field("object", fields=resume, note=continues),
+        "resume": resume(shape),
     }
 
 

@@ -12,6 +12,7 @@ from banyan.serve.field_kinds import (
     label,
     logit_bias,
     one_or_many,
+    resume,
     stop,
 )
 from banyan.serve.schema import Field, Table
@@ -74,4 +75,5 @@ def generate(shape: Shape) -> Table:
         "priority": integer(-INT32, INT32, default=0),
         "extra_key": label(shape),
         "cache_salt": label(shape),
+        "resume": resume(shape),
     }

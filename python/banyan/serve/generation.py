@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from banyan.serve.context import Context
-from banyan.serve.engine_client import Event, Subscription
+from banyan.serve.engine_client import Event, Subscription, masks
 from banyan.serve.errors import ApiError, from_exception
 
 Send = Callable[[Any], Awaitable[None]]
@@ -139,8 +139,9 @@ class Merger:
 
 
 def _joined(first: Event, second: Event) -> Event:
-    columns = ("tokens", "raw", "processed", "log_kept_mass", "top", "sampling_mask")
-    return {**second, **{key: (first[key] or []) + (second[key] or []) for key in columns}}
+    columns = ("tokens", "raw", "processed", "log_kept_mass", "top")
+    joined = {key: (first[key] or []) + (second[key] or []) for key in columns}
+    return {**second, **joined, "sampling_mask": masks(first) + masks(second)}
 
 
 class _Stream(Response):

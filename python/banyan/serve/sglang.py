@@ -72,8 +72,8 @@ class SglangReply:
         if scored or wanted == 0:
             own["prompt_logprobs"] = max(top, 0)
         salt = fields["cache_salt"] or fields["extra_key"]
-        priority = {"n": self.sampling["n"], "priority": fields["priority"], "cache_salt": salt}
-        return engine_request(priority, prompt, own)
+        call = {key: fields[key] for key in ("priority", "resume")}
+        return engine_request({**call, "n": self.sampling["n"], "cache_salt": salt}, prompt, own)
 
     def _shown(self, choice: Choice) -> Fields:
         return {

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "banyan/rollout/schedule/spill.h"
-#include "banyan/rollout/schedule/tail_cut.h"
 
 namespace banyan::rollout {
 namespace {
@@ -71,13 +70,6 @@ TEST(Spill, IsWorthItWhereCopyingIsFaster) {
   EXPECT_TRUE(worth_spilling(costs, 10, 1000, 100));
   EXPECT_FALSE(worth_spilling(costs, 10, 1000, 49));
   EXPECT_FALSE(worth_spilling({}, 10, 1000, 100)) << "costs unknown";
-}
-
-TEST(TailCut, CutsOnceEnoughGroupsAreDone) {
-  TailCut cut(10, 0.25);
-  for (int32_t done = 1; done <= 10; ++done) EXPECT_EQ(cut.on_group_done(), done == 8);
-  TailCut never(10, 0.0);
-  for (int32_t done = 1; done <= 10; ++done) EXPECT_FALSE(never.on_group_done());
 }
 
 }  // namespace
