@@ -499,6 +499,18 @@ def test_servers_run_with_their_own_options():
     assert any("options that they were started with" in note for note in config.notes)
 
 
+def test_config_explain_knows_the_names(capsys):
+    from banyan.cli.main import main
+
+    kwargs = f"{ROLLOUT}.engine_kwargs.sglang.max_running_requests"
+    assert main(["config", "explain", kwargs, "mem-fraction-static", "kv_cache_dtype"]) == 0
+    first, second, third = capsys.readouterr().out.split("\n\n")
+    assert f"honoured, sets {ROLLOUT}.max_num_seqs" in first
+    assert "SGLang's meaning: weights and KV pages together" in second
+    assert "refused unless it is auto" in third
+    assert main(["config", "explain", f"{ROLLOUT}.engine_kwargs.vllm.page_size"]) == 2
+
+
 def test_config_show_prints_the_effective_values(capsys):
     from banyan.cli.main import main
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from banyan.config import arguments, schema, table
+from banyan.config import arguments, rollout_table, schema, table
 from banyan.errors import UserError
 from banyan.trainer.main_ppo import add_config_arguments, resolve_arguments
 
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 def explain(name: str) -> str:
     """What a key means to the trainers that have it. Raises UserError for an unknown one."""
     trainers = [file.removesuffix("_trainer") for file in schema.TRAINERS]
-    for describe in (_honoured, _section, _unread):
+    for describe in (_honoured, _section, _unread, _engine_parameter):
         texts = [text for trainer in trainers if (text := describe(name, trainer))]
         if texts:
             return "\n".join(dict.fromkeys(texts))
@@ -79,6 +79,27 @@ def _unread(name: str, trainer: str) -> str | None:
     return (
         f"{name}\n  {entry.meaning}\n  verl's default: {entry.default}\n  {state}: {entry.reason}\n"
         f"  stands in config/{table.file_of(trainer)}"
+    )
+
+
+def _engine_parameter(name: str, trainer: str) -> str | None:
+    """A name below engine_kwargs, or by itself."""
+    node, _, leaf = name.rpartition(".")
+    engine = node.removeprefix("actor_rollout_ref.rollout.engine_kwargs.") or "banyan"
+    known = rollout_table.names(engine) if engine in rollout_table.DIALECTS else {}
+    row = known.get(leaf.replace("-", "_"))
+    if row is None or trainer != "ppo":
+        return None
+    effect = {
+        "honoured": "honoured",
+        "map": "converted",
+        "ignore": "without effect: accepted and said once",
+        "reject": f"refused unless it is {_show(row.default)}",
+    }[row.effect]
+    home = row.tree_key()
+    return (
+        f"{name}\n  {row.meaning}\n  type: {row.type}\n  default here: {_show(row.default)}; theirs: {row.theirs}\n"
+        f"  {effect}{f', sets {home}' if home else ''}; stands in config/rollout_table.tsv"
     )
 
 

@@ -121,7 +121,9 @@ def for_server(
         UserError: an unknown name, a wrong value, or a refused one.
     """
     values, notes = _read(options, dialect, where, device)
-    engine, server, effective = {}, {}, {}
+    engine: dict[str, Any] = {}
+    server: dict[str, Any] = {}
+    effective: dict[str, Any] = {}
     for row in rows().values():
         if row.sets == "-":
             continue

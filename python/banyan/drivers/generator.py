@@ -77,8 +77,8 @@ class ServerGenerator:
         self._say = say
         self._limits = servers[0].limits
         self._runner = asyncio.Runner()
-        self._save: Save | None = None
-        self._score: Score | None = None
+        self._save: Save = _unattached
+        self._score: Score = _unattached
         self._version: int | None = None
         self._is_checked = False
         self._calls = 0  # of generate(), for ids
@@ -90,7 +90,7 @@ class ServerGenerator:
         self._save, self._score = save, score
 
     def detach(self) -> None:
-        self._save = self._score = None
+        self._save = self._score = _unattached
 
     def weights_changed(self, version: int) -> None:
         first, self._version = self._version is None, version
@@ -294,8 +294,9 @@ class ServerGenerator:
         async with self._connections:
             self._in_flight[ask.id] = server
             call = asyncio.ensure_future(server.generate(ask))
+            either: list[asyncio.Future[Any]] = [call, self._gave_up]
             try:
-                await asyncio.wait({call, self._gave_up}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 return call.result() if call.done() else None
             finally:
                 del self._in_flight[ask.id]
@@ -304,10 +305,9 @@ class ServerGenerator:
     def _ask(
         self, prompt: dict[str, Any], response: _Response, params: dict[str, Any], tries: int
     ) -> Ask:
-        tokens = [*prompt["tokens"], *response.tokens]
-        length = prompt.get("original_prompt") or len(
-            prompt["tokens"]
-        )  # the rest is a response so far
+        given = prompt["tokens"]
+        tokens = [*given, *response.tokens]
+        length = prompt.get("original_prompt") or len(given)  # behind it, a response so far
         done = len(tokens) - length
         return Ask(
             id=f"banyan-{self._calls}-{params['step']}-{response.row}-{response.index}-{tries}",
@@ -398,6 +398,10 @@ class ServerGenerator:
                 server.asleep = False
 
         await self._each(wake)
+
+
+def _unattached(*_: Any) -> Any:
+    raise ServerError("the generator has no actor: it is not in a run")
 
 
 def seed_of(seed: int, step: int, row: int, index: int, done: int) -> int:
