@@ -36,6 +36,8 @@ class PythonGenerator final : public rollout::Generator {
                                   const rollout::SamplingParams& params,
                                   const rollout::OnFinished& on_finished,
                                   const std::function<bool()>& should_stop) override;
+  // Prompts carry `original_prompt`.
+  bool can_continue() const override { return true; }
   void weights_changed(int64_t version) override;
 
  private:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -137,6 +138,32 @@ def test_a_server_with_the_same_tokens_gives_the_same_gradients(dialect, tmp_pat
         len(set(law.loaded)) == len(law.loaded) == 3
     )  # as started, before the first step, after it
     assert not list((tmp_path / "theirs" / "rollout_weights").iterdir())
+
+
+def test_what_a_server_leaves_unfinished_goes_on_in_the_next_step(tmp_path, argv, tiny):
+    law = CoreLaw(tiny)
+    rows = []
+
+    def slow_for_the_third_row(prompt, budget, seed, name):
+        *_, step, row, _, _ = name.split("-") if "probe" not in name else [0] * 6
+        if row not in rows:
+            rows.append(row)
+        if step == "1" and rows.index(row) == 3:  # after the probe's
+            time.sleep(8)
+        return law(prompt, budget, seed, name)
+
+    with ScriptedServer("vllm", law=slow_for_the_third_row, load=law.load) as server:
+        more = [
+            "actor_rollout_ref.rollout.over_sample_rate=0.3",
+            "banyan.partial_rollout=true",
+            "actor_rollout_ref.rollout.server.timeout=2",
+            "banyan.rollout.request_timeout=30",
+        ]
+        assert main([*argv, at(tmp_path / "run"), *through(server, *more)]) == 0
+    found = numbers(tmp_path / "run")
+    assert found[1]["rollout/cut_groups"] == 1
+    assert found[2]["rollout/resumed_responses"] >= 1
+    assert found[2]["actor/grad_norm"] > 0
 
 
 def test_a_server_that_misses_an_update_stops_the_run(tmp_path, argv, tiny, capsys):
