@@ -221,6 +221,23 @@ def test_stopping_aborts_and_brings_back_what_there_is(dialect, meet):
         assert server.asked(route)
 
 
+def test_an_error_of_who_asks_to_stop_ends_the_call_at_once(meet):
+    with ScriptedServer("vllm") as server:
+        limits = Limits(timeout=5.0, request_timeout=30.0)
+        generator = meet(server, "vllm", tolerance=None, limits=limits)
+        server.faults[ROUTES["vllm"]] = [BLACK_HOLE] * 2
+        asked = time.monotonic()
+
+        def stop():
+            if time.monotonic() > asked + 0.5:
+                raise KeyError("the host")
+            return False
+
+        with pytest.raises(KeyError, match="the host"):
+            run(generator, n=2, stop=stop)
+        assert time.monotonic() - asked < 5
+
+
 def test_prompts_go_where_least_is_running_and_waiting(meet):
     with ScriptedServer("vllm") as one, ScriptedServer("vllm") as two:
         one.state["load"] = 50  # somebody else's
@@ -569,6 +586,16 @@ def test_colocated_servers_sleep_between_and_wake_in_order(dialect, meet):
         run(generator)  # awake: generates and sleeps again
         found, _ = run(generator)  # asleep, with the same weights: woken and loaded again
         assert len(found) == 2
+
+
+@BOTH
+def test_a_sleep_that_kept_the_weights_is_ended_as_a_whole(dialect, meet):
+    with ScriptedServer(dialect, policy="lpm") as server:
+        generator = meet(server, dialect, colocated=True, starts_with_sync=False)
+        generator.weights_changed(0)
+        for _ in range(2):
+            assert len(run(generator)[0]) == 2
+            assert "kv_cache" in server.state["asleep"]
 
 
 @BOTH

@@ -202,6 +202,8 @@ class ServerGenerator:
             asyncio.create_task(self._watch(should_stop)),
             asyncio.create_task(self._poll_loads()),
         ]
+        for helper in helpers:
+            helper.add_done_callback(lambda _: self._freed.set())  # it may have failed
         groups: set[asyncio.Task[None]] = set()
         try:
             for prompt in prompts:
@@ -394,7 +396,7 @@ class ServerGenerator:
             if server.asleep and directory is not None:
                 await server.load_weights(directory, server.version or "0")
             elif server.asleep:
-                await server.wake("kv_cache")
+                await server.wake_as_it_was()
                 server.asleep = False
 
         await self._each(wake)

@@ -163,6 +163,10 @@ class Server(ABC):
     async def wake(self, what: str) -> None:
         """`what`: weights or kv_cache."""
 
+    async def wake_as_it_was(self) -> None:
+        """After a sleep that kept the weights."""
+        await self.wake("kv_cache")
+
     @abstractmethod
     async def load(self) -> int | None:
         """Running and waiting requests; None where the server does not say."""

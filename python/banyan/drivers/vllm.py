@@ -107,6 +107,10 @@ class VllmServer(Server):
     async def wake(self, what: str) -> None:
         await self.control.post(f"/wake_up?tags={what}", deadline=self.limits.request_timeout)
 
+    async def wake_as_it_was(self) -> None:
+        await self.wake("weights")  # level 1 puts them to sleep too, where they are kept
+        await self.wake("kv_cache")
+
     async def load(self) -> int | None:
         text = await self.address.get("/metrics", deadline=LOAD_SECONDS, again=False, as_text=True)
         counts = [float(number) for number in _QUEUES.findall(text)]
