@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from banyan.drivers.generator import Options, ServerGenerator, seed_of
+from banyan.drivers.generator import Options, ServerGenerator
 from banyan.drivers.http import Address, Limits, ServerError
 from banyan.drivers.probe import Probe
+from banyan.drivers.responses import seed_of
 from banyan.drivers.sglang import SglangServer
 from banyan.drivers.vllm import VllmServer
 from banyan.drivers.weights import WeightFolders

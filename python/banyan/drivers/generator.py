@@ -10,16 +10,15 @@ before the next prompt   a probe is generated on every server and scored by the 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from banyan.drivers.http import ServerError
 from banyan.drivers.probe import Probe, Score
+from banyan.drivers.responses import Response, seed_of, trajectory
 from banyan.drivers.server import Answer, Ask, Server
 from banyan.drivers.weights import Save, WeightFolders
 
@@ -36,27 +35,6 @@ class Options:
     colocated: bool = False  # servers sleep while the trainer works
     max_num_seqs: int = 256  # in flight per server
     total_tokens: int = 0  # of the longest prompt with its response
-
-
-@dataclass
-class _Response:
-    """A response on its way."""
-
-    row: int
-    index: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    log_kept_mass: list[float] = field(default_factory=list)
-    cached_tokens: int = 0
-    finish: str = "abort"
-
-    def add(self, answer: Answer) -> None:
-        if not self.tokens:
-            self.cached_tokens = answer.cached_tokens
-        self.tokens += answer.tokens
-        self.logprobs += answer.logprobs
-        self.log_kept_mass += answer.log_kept_mass
-        self.finish = answer.finish
 
 
 class ServerGenerator:
@@ -192,11 +170,13 @@ class ServerGenerator:
         self._connections = asyncio.Semaphore(self._limits.max_connections)
         stats = {"logical_prompt_tokens": 0, "computed_prompt_tokens": 0, "response_tokens": 0}
 
-        def finished(prompt: dict[str, Any], response: _Response) -> None:
+        def finished(prompt: dict[str, Any], response: Response) -> None:
             stats["logical_prompt_tokens"] += len(prompt["tokens"])
             stats["computed_prompt_tokens"] += len(prompt["tokens"]) - response.cached_tokens
             stats["response_tokens"] += len(response.tokens)
-            on_finished(self._trajectory(prompt["tokens"], params, response))
+            on_finished(
+                trajectory(prompt["tokens"], params, response, self._options.reports_cut_law)
+            )
 
         helpers = [
             asyncio.create_task(self._watch(should_stop)),
@@ -244,13 +224,13 @@ class ServerGenerator:
         server: Server,
         prompt: dict[str, Any],
         params: dict[str, Any],
-        finished: Callable[[dict[str, Any], _Response], None],
+        finished: Callable[[dict[str, Any], Response], None],
     ) -> None:
         if server.needs_warm_prompt and prompt["n"] > 1 and not self._is_stopping:
-            await server.warm(self._ask(prompt, _Response(prompt["row"], -1), params, 0))
+            await server.warm(self._ask(prompt, Response(prompt["row"], -1), params, 0))
 
         async def one(index: int) -> None:
-            response = _Response(prompt["row"], index)
+            response = Response(prompt["row"], index)
             try:
                 await self._respond(server, prompt, response, params)
             finally:
@@ -262,7 +242,7 @@ class ServerGenerator:
         await asyncio.gather(*(one(first + place) for place in range(prompt["n"])))
 
     async def _respond(
-        self, server: Server, prompt: dict[str, Any], response: _Response, params: dict[str, Any]
+        self, server: Server, prompt: dict[str, Any], response: Response, params: dict[str, Any]
     ) -> None:
         """Fills `response`; after an abort it goes on with what is left of the budget."""
         until = time.monotonic() + self._limits.request_timeout
@@ -305,7 +285,7 @@ class ServerGenerator:
                 call.cancel()
 
     def _ask(
-        self, prompt: dict[str, Any], response: _Response, params: dict[str, Any], tries: int
+        self, prompt: dict[str, Any], response: Response, params: dict[str, Any], tries: int
     ) -> Ask:
         given = prompt["tokens"]
         tokens = [*given, *response.tokens]
@@ -326,26 +306,6 @@ class ServerGenerator:
         raise ServerError(
             f"rollout server {server.url}: wanted tokens of weights {server.version}, got some of {answer.version}"
         )
-
-    def _trajectory(
-        self, prompt: list[int], params: dict[str, Any], response: _Response
-    ) -> dict[str, Any]:
-        """A response in the fields of core/sample.h."""
-        cuts = params["top_p"] < 1.0 or params["top_k"] > 0 or params.get("min_p", 0.0) > 0.0
-        drawn = whole = response.logprobs
-        if response.log_kept_mass:
-            whole = [a + b for a, b in zip(drawn, response.log_kept_mass, strict=True)]
-        out = {
-            "row": response.row,
-            "index": response.index,
-            "prompt": prompt,
-            "response": response.tokens,
-            "rollout_log_probs": whole,
-            "finish": response.finish,
-        }
-        if cuts and (self._options.reports_cut_law or response.log_kept_mass):
-            out["sampled_log_probs"] = drawn
-        return out
 
     async def _check(self, prompt: list[int], params: dict[str, Any]) -> None:
         """The probe, once after each hand-over."""
@@ -404,12 +364,6 @@ class ServerGenerator:
 
 def _unattached(*_: Any) -> Any:
     raise ServerError("the generator has no actor: it is not in a run")
-
-
-def seed_of(seed: int, step: int, row: int, index: int, done: int) -> int:
-    """A seed of 63 bits; `done` tokens on, the rest of a response has noise of its own."""
-    packed = struct.pack("<QQqqq", seed & (2**64 - 1), step & (2**64 - 1), row, index, done)
-    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
 
 
 async def _read_load(server: Server) -> None:
