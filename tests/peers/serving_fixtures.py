@@ -108,7 +108,15 @@ def run_program(peer: str, program: str, server: Server, seconds: float = 300) -
     """Runs a pytest file of programs/ in the peer's environment; its output is the failure's text."""
     command = [
         *(str(environment(peer) / "bin" / "python"), "-m", "pytest", "-q", "-x", "--tb=short"),
-        *("-p", "no:cacheprovider", "--rootdir", str(PROGRAMS), str(PROGRAMS / program)),
+        *(
+            "-p",
+            "no:cacheprovider",
+            "-c",
+            os.devnull,
+            "--rootdir",
+            str(PROGRAMS),
+            str(PROGRAMS / program),
+        ),
     ]
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     env |= {"BANYAN_URL": server.url, "BANYAN_MODEL": str(server.model), "NO_COLOR": "1"}

@@ -82,7 +82,7 @@ def test_the_score_is_that_of_transformers(smollm2: Path, tmp_path: Path, output
     task = tmp_path / "task"
     write_task(task, output_type)
     theirs = score(task, "hf", f"pretrained={smollm2},dtype=float32,device=cpu")
-    with serving(smollm2, tmp_path, "--dtype", "float32") as server:
+    with serving(smollm2, tmp_path, "--dtype", "fp32") as server:
         ours = score(
             task,
             "local-completions",
