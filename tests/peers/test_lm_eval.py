@@ -62,7 +62,7 @@ def score(folder: Path, backend: str, arguments: str) -> dict[str, float]:
     command = [
         *(str(environment("lm_eval") / "bin" / "lm_eval"), "run", "--model", backend),
         *("--model_args", arguments, "--tasks", "banyan_sums", "--include_path", str(folder)),
-        *("--output_path", str(out), "--batch_size", "1"),
+        *("--output_path", str(out), "--batch_size", "1", "--device", "cpu"),
     ]
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     env |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "home")}
@@ -81,7 +81,7 @@ def score(folder: Path, backend: str, arguments: str) -> dict[str, float]:
 def test_the_score_is_that_of_transformers(smollm2: Path, tmp_path: Path, output_type: str) -> None:
     task = tmp_path / "task"
     write_task(task, output_type)
-    theirs = score(task, "hf", f"pretrained={smollm2},dtype=float32,device=cpu")
+    theirs = score(task, "hf", f"pretrained={smollm2},dtype=float32")
     with serving(smollm2, tmp_path, "--dtype", "fp32") as server:
         ours = score(
             task,
