@@ -44,11 +44,12 @@ std::string submit(Engine& engine, const py::dict& request) {
   return engine.submit(std::move(wanted));
 }
 
+// Events give their memory back to the engine with the next call of the thread.
 py::list drain(Engine& engine) {
-  std::vector<rollout::Event> events;
+  static thread_local std::vector<rollout::Event> events;
   {
     py::gil_scoped_release release;
-    events = engine.drain();
+    engine.drain(events);
   }
   py::list out(events.size());
   for (size_t i = 0; i < events.size(); ++i) out[i] = to_dict(events[i]);

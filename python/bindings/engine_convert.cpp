@@ -146,6 +146,7 @@ rollout::EngineOptions engine_options(const py::dict& from) {
   fields.read("max_num_queued_tokens", options.max_num_queued_tokens);
   fields.read("grouped_attention", options.grouped_attention);
   fields.read("keep_pool", options.keep_pool);
+  fields.read("max_undrained_tokens", options.max_undrained_tokens);
   fields.finish();
   return options;
 }

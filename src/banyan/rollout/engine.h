@@ -41,6 +41,7 @@ struct EngineOptions {
   int64_t max_num_queued_tokens = 0;  // prompt tokens waiting; 0: any
   bool grouped_attention = true;  // one pass over a trunk's pages for all siblings, where that pays
   bool keep_pool = false;         // false: the pool's memory is given back at the end of generate()
+  int64_t max_undrained_tokens = 1 << 18;  // tokens that wait for drain() before the passes wait
 };
 
 enum class PauseMode : uint8_t {

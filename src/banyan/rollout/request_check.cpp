@@ -103,6 +103,7 @@ void check_options(const EngineOptions& options) {
       options.schedule_conservativeness);
   at_least("max_num_queued_reqs", options.max_num_queued_reqs, 0);
   at_least("max_num_queued_tokens", options.max_num_queued_tokens, 0);
+  at_least("max_undrained_tokens", options.max_undrained_tokens, 1);
 }
 
 void check_request(const Request& request, const RequestLimits& limits, const std::string& what) {

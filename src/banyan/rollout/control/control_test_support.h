@@ -3,9 +3,12 @@
 
 #include <poll.h>
 
+#include <atomic>
 #include <chrono>
 #include <map>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -125,6 +128,35 @@ std::pair<int, std::string> refusal_of(Call&& call) {
   }
   return {0, ""};
 }
+
+// The tiny model with passes that take their time, so that what is in progress stays so, and that
+// fail on demand.
+class StagedModel final : public models::CausalLM {
+ public:
+  const models::ModelShape& shape() const override { return model_->shape(); }
+  const ComputeOptions& options() const override { return model_->options(); }
+  ParamTable& params() override { return model_->params(); }
+  at::Tensor forward(const at::Tensor& ids,
+                     const at::Tensor& positions,
+                     AttentionContext& attention,
+                     std::unique_ptr<models::Saved>* saved) override {
+    if (fails.exchange(false)) throw std::runtime_error("no memory");
+    std::this_thread::sleep_for(std::chrono::microseconds(300));
+    return model_->forward(ids, positions, attention, saved);
+  }
+  void backward(std::unique_ptr<models::Saved>, const at::Tensor&, AttentionContext&) override {}
+  models::HeadKind head_kind() const override { return model_->head_kind(); }
+  const ops::LinearWeight& head() const override { return model_->head(); }
+  at::Tensor& head_grad() override { return model_->head_grad(); }
+  const ops::ValueHeadWeight& value_head() const override { return model_->value_head(); }
+  at::Tensor& value_head_grad() override { return model_->value_head_grad(); }
+  at::Tensor value_head_bias_grad() const override { return model_->value_head_bias_grad(); }
+
+  std::atomic<bool> fails{false};
+
+ private:
+  std::unique_ptr<models::CausalLM> model_ = tiny_model();
+};
 
 // Directories of weights of the tiny model.
 class WeightDirectories {

@@ -126,6 +126,7 @@ class Engine::Impl {
   // --- serving.cpp ---
   void serve();
   bool has_work() const;  // with the lock
+  bool guarded_turn();
   bool turn();
   void add_to_loop(std::unique_ptr<Live> live);
   void check_accepts(int64_t prompt_tokens);
@@ -143,13 +144,13 @@ class Engine::Impl {
   void wait_until_drained(const Deadline& deadline);
   std::vector<std::string> still_asleep() const;  // with the lock
   void wake_weights();
-  void wake_kv();
+  void wake_kv(bool is_started);
 
   // --- generating.cpp ---
   std::vector<Request> requests_from(const std::vector<Prompt>& prompts,
                                      const SamplingParams& params) const;
   void enter_generate();
-  void leave_generate();
+  void leave_generate() noexcept;
   void open_pool_for(const std::vector<std::unique_ptr<Live>>& lives);
   bool generate_pass(const std::function<bool()>& should_stop);  // false: everything has ended
   void run_pass();
@@ -163,7 +164,8 @@ class Engine::Impl {
   Boundary boundary_;
   Loop loop_;
   EventDelivery events_;
-  int32_t num_pages_ = 0;  // of the pool while it is awake
+  int32_t num_pages_ = 0;     // of the pool while it is awake
+  bool pool_sleeps_ = false;  // it was there when sleep took it
 
   // Whoever reads or changes the weights as such: update, sleep, wake, checksums.
   std::timed_mutex weights_;

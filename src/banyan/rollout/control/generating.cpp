@@ -118,7 +118,8 @@ void Engine::Impl::enter_generate() {
   aborts_.clear();
 }
 
-void Engine::Impl::leave_generate() {
+// Whatever happened in the call.
+void Engine::Impl::leave_generate() noexcept {
   {
     const Boundary::Hold held = boundary_.enter_pass();
     loop_.abort([](const Live&) { return true; });

@@ -32,12 +32,17 @@ void lap(Clock::time_point& from, double& seconds) {
   from = now;
 }
 
-// Opens every delivery that a batch of ends or tokens touches once, and closes them all.
+// Opens every delivery that a batch of ends or tokens touches once, and closes them all. `open` is
+// lent for its memory.
 class Deliveries {
  public:
+  explicit Deliveries(std::vector<Delivery*>& open) : open_(open) { open_.clear(); }
   ~Deliveries() {
     for (Delivery* delivery : open_) delivery->end();
   }
+  Deliveries(const Deliveries&) = delete;
+  Deliveries& operator=(const Deliveries&) = delete;
+
   void use(Delivery& delivery) {
     if (std::find(open_.begin(), open_.end(), &delivery) != open_.end()) return;
     delivery.begin();
@@ -45,7 +50,7 @@ class Deliveries {
   }
 
  private:
-  std::vector<Delivery*> open_;
+  std::vector<Delivery*>& open_;
 };
 
 SamplingParams with_max_tokens(SamplingParams params, int32_t max_new) {
@@ -210,7 +215,7 @@ void Loop::score_prompts(const at::Tensor& hidden) {
 }
 
 void Loop::deliver() {
-  Deliveries deliveries;
+  Deliveries deliveries(open_);
   for (size_t i = 0; i < targets_.size(); ++i) {
     Live& live = *lives_[targets_[i].group];
     deliveries.use(live.delivery);
@@ -299,7 +304,7 @@ void Loop::remove_ended() {
 }
 
 int32_t Loop::end_all(const std::function<bool(const Live&)>& chosen, const Outcome& outcome) {
-  Deliveries deliveries;
+  Deliveries deliveries(open_);
   int32_t count = 0;
   for (const std::unique_ptr<Live>& live : lives_) {
     if (!live || !chosen(*live)) continue;

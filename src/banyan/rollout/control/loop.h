@@ -101,7 +101,6 @@ class Loop {
   void take(Live& live, int32_t child, Drawn& drawn);
   void end(Live& live, int32_t child, Outcome outcome);
   int32_t end_all(const std::function<bool(const Live&)>& chosen, const Outcome& outcome);
-  void end_scored_prompts();
   void remove_ended();
   void label(std::vector<WeightSpan>& spans) const;
 
@@ -126,6 +125,7 @@ class Loop {
   std::vector<DrawRequest> requests_;
   std::vector<Target> targets_;
   std::vector<Drawn> drawn_;
+  std::vector<Delivery*> open_;
   std::vector<int32_t> ended_groups_;
   std::vector<int32_t> next_tokens_;
   std::vector<std::vector<TokenLogprob>> scored_;

@@ -135,6 +135,7 @@ int64_t Engine::Impl::sleep(int32_t level, PauseMode mode, const Deadline& deadl
     status_.weights_missing = status_.weights_missing || level == 2;
   }
   if (level >= 1) {
+    pool_sleeps_ = pool_sleeps_ || loop_.has_pool();
     memory = loop_.take_pool();
     if (!trained) {
       memory = joined(std::move(memory),
@@ -168,8 +169,10 @@ void Engine::Impl::wake_weights() {
   }
 }
 
-void Engine::Impl::wake_kv() {
-  if (num_pages_ > 0) open_pool("wake");
+// An engine that only generates has a pool while it does.
+void Engine::Impl::wake_kv(bool is_started) {
+  if (pool_sleeps_ || is_started) open_pool("wake");
+  pool_sleeps_ = false;
 }
 
 std::vector<std::string> Engine::Impl::wake(const std::vector<std::string>& tags) {
@@ -213,7 +216,7 @@ std::vector<std::string> Engine::Impl::wake(const std::vector<std::string>& tags
     set([](Status& status) { status.weights_asleep = false; });
   }
   if (before.kv_asleep && wants(kKvCache)) {
-    wake_kv();
+    wake_kv(before.started);
     set([](Status& status) { status.kv_asleep = false; });
   }
   std::vector<std::string> asleep;

@@ -13,8 +13,7 @@ constexpr double kTimeout = 10.0;
 
 // A served engine with its own model, some responses in progress.
 struct Served {
-  explicit Served(const EngineOptions& options = {})
-      : model(tiny_model()), engine(*model, options), client(engine) {
+  explicit Served(const EngineOptions& options = {}) : engine(model, options), client(engine) {
     engine.start();
   }
   void load(int32_t count = 3, int32_t max_tokens = 300) {
@@ -25,7 +24,7 @@ struct Served {
   }
   EngineState state() const { return engine.stats().state; }
 
-  std::unique_ptr<models::CausalLM> model;
+  StagedModel model;
   Engine engine;
   Client client;
   std::vector<std::string> ids;
@@ -142,7 +141,7 @@ TEST(Pausing, WaitDrainsACallAfterAServerHasStopped) {
 // A level is kept: what was woken in between goes to sleep again.
 TEST(Pausing, SleepAfterAPartialWakeDropsTheWeightsAgain) {
   Served served;
-  const ParamTable& table = served.model->params();
+  const ParamTable& table = served.model.params();
   served.engine.sleep(1, PauseMode::kAbort, kTimeout);
   EXPECT_EQ(served.engine.wake({"weights"}), std::vector<std::string>{"kv_cache"});
   EXPECT_TRUE(table.has_forms());
@@ -305,10 +304,10 @@ TEST(Pausing, AwakesByTags) {
 // A trainer's weights are not given away, and its packed forms stay.
 TEST(Pausing, LeavesTheTrainersWeightsAlone) {
   Served served;
-  served.model->params().ensure_grads();
+  served.model.params().ensure_grads();
   EXPECT_EQ(refusal_of([&] { served.engine.sleep(2, PauseMode::kAbort, kTimeout); }).first, 409);
   served.engine.sleep(1, PauseMode::kAbort, kTimeout);
-  EXPECT_TRUE(served.model->params().has_forms());
+  EXPECT_TRUE(served.model.params().has_forms());
   EXPECT_TRUE(served.engine.wake({}).empty());
 }
 

@@ -20,11 +20,10 @@ namespace {
 constexpr double kTimeout = 10.0;
 
 struct Served {
-  explicit Served(const EngineOptions& options = {})
-      : model(tiny_model()), engine(*model, options), client(engine) {
+  explicit Served(const EngineOptions& options = {}) : engine(model, options), client(engine) {
     engine.start();
   }
-  std::unique_ptr<models::CausalLM> model;
+  StagedModel model;
   Engine engine;
   Client client;
 };
@@ -59,7 +58,7 @@ TEST(Regression, wake_order_no_double_weights) {
   const WeightDirectories directories;
   const std::string weights = directories.write("new", 4);
   Served served({.kv_bytes = int64_t{64} << 20});
-  const ParamTable& table = served.model->params();
+  const ParamTable& table = served.model.params();
   const int64_t elements = table.num_elements();
   served.engine.sleep(2, PauseMode::kAbort, kTimeout);
   EXPECT_EQ(refusal_of([&] { served.engine.wake({"kv_cache"}); }).first, 409);
@@ -101,7 +100,7 @@ TEST(Regression, release_returns_after_free) {
   served.client.submit(long_request(1, 400, /*n=*/16));
   ASSERT_TRUE(served.client.read_all());
   std::vector<std::pair<const void*, size_t>> weights;
-  for (const Param& param : served.model->params().params()) {
+  for (const Param& param : served.model.params().params()) {
     weights.emplace_back(param.master.const_data_ptr(), param.master.nbytes());
   }
   const int64_t freed = served.engine.sleep(2, PauseMode::kAbort, kTimeout);
@@ -454,7 +453,7 @@ TEST(Regression, derived_caches_refresh) {
   const std::string weights = directories.write("new", 9);
   Served served;
   int refreshed = 0;
-  served.model->params().on_repack([&] { ++refreshed; });
+  served.model.params().on_repack([&] { ++refreshed; });
   served.client.submit(long_request(1, 30));
   ASSERT_TRUE(served.client.read_all());
   served.engine.update_weights_from_disk(weights, "new", false, kTimeout);
@@ -478,11 +477,11 @@ TEST(Regression, derived_caches_refresh) {
 TEST(Regression, layout_transform_once) {
   Served served;
   int packed = 0;
-  served.model->params().on_repack([&] { ++packed; });
+  served.model.params().on_repack([&] { ++packed; });
   const std::string before = served.client.submit(long_request(1, 20));
   ASSERT_TRUE(served.client.read_all());
   served.engine.sleep(1, PauseMode::kAbort, kTimeout);
-  EXPECT_FALSE(served.model->params().has_forms());
+  EXPECT_FALSE(served.model.params().has_forms());
   served.engine.wake({"weights"});
   served.engine.wake({"weights"});
   served.engine.wake({});

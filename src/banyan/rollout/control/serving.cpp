@@ -11,8 +11,6 @@
 namespace banyan::rollout {
 namespace {
 
-// Tokens that may wait for drain() before the passes wait too.
-constexpr int64_t kMaxBacklog = int64_t{1} << 20;
 // A loop with work that cannot be planned looks again.
 constexpr std::chrono::milliseconds kLookAgain{2};
 
@@ -80,7 +78,7 @@ bool Engine::Impl::has_work() const {
 void Engine::Impl::serve() {
   const at::NoGradGuard no_grad;
   while (true) {
-    const bool backlog = events_.outbox().backlog() > kMaxBacklog;
+    const bool backlog = events_.outbox().backlog() > options_.max_undrained_tokens;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       if (backlog) {
@@ -94,7 +92,7 @@ void Engine::Impl::serve() {
     bool planned = true;
     {
       const Boundary::Hold held = boundary_.enter_pass();
-      planned = turn();
+      planned = guarded_turn();
       publish();
     }
     if (!planned) std::this_thread::sleep_for(kLookAgain);
@@ -134,6 +132,18 @@ void Engine::Impl::refuse(const Live& live, const std::string& error) {
   events_.ended_ids().insert(events_.ended_ids().end(), live.responses.size(), live.id);
   publish();
   events_.refuse(live, error);
+}
+
+// The thread outlives whatever goes wrong: then all that is in progress ends with the error.
+bool Engine::Impl::guarded_turn() {
+  try {
+    return turn();
+  } catch (const std::exception& error) {
+    loop_.withdraw_pass();
+    loop_.reset_cache(/*retract=*/true);
+    loop_.fail([](const Live&) { return true; }, error.what());
+    return true;
+  }
 }
 
 // What may be done at this boundary: aborts always, new requests and a pass if passes run. False if

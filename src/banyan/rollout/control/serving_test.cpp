@@ -1,7 +1,9 @@
 // A served engine: requests in, events out, aborts, limits, failures.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
+#include <stdexcept>
 #include <thread>
 
 #include "banyan/rollout/control/control_test_support.h"
@@ -70,7 +72,8 @@ TEST(Serving, ASecondRequestFindsThePromptOfTheFirst) {
 }
 
 TEST(Serving, SaysWhatItCannotTake) {
-  Engine engine(shared_model(), {.kv_bytes = 10 * 16384, .max_num_queued_reqs = 2});
+  StagedModel model;
+  Engine engine(model, {.kv_bytes = 10 * 16384, .max_num_queued_reqs = 2});
   EXPECT_EQ(refusal_of([&] { engine.submit(long_request(1, 4)); }),
             std::make_pair(503, std::string("[rollout] the engine does not run; start it first")));
   engine.start();
@@ -134,7 +137,8 @@ TEST(Serving, GenerateAndServingExcludeEachOther) {
 }
 
 TEST(Serving, AnAbortReturnsAtOnceAndEndsWithinAPass) {
-  Engine engine(shared_model(), {});
+  StagedModel model;
+  Engine engine(model, {});
   engine.start();
   Client client(engine);
   const std::string a = client.submit(long_request(1, 900, /*n=*/2));
@@ -160,17 +164,17 @@ TEST(Serving, AnAbortReturnsAtOnceAndEndsWithinAPass) {
 
 // A response that stops being computable ends with an error; its batch-mates and the engine go on.
 TEST(Serving, AFailingPassEndsItsRequestsAndTheEngineGoesOn) {
-  const auto model = tiny_model();
-  Engine engine(*model, {});
+  StagedModel model;
+  Engine engine(model, {});
   engine.start();
   Client client(engine);
   const std::string id = client.submit(long_request(1, 400, /*n=*/2));
   ASSERT_TRUE(client.read_tokens(1));
   engine.pause(PauseMode::kKeep, 5.0);
-  const at::Tensor head = model->params().at("model.norm.weight").master;
+  const at::Tensor head = model.params().at("model.norm.weight").master;
   const at::Tensor before = head.clone();
   head.fill_(std::nanf(""));
-  model->params().repack();
+  model.params().repack();
   engine.resume();
   ASSERT_TRUE(client.read_all());
   for (int32_t index = 0; index < 2; ++index) {
@@ -181,13 +185,69 @@ TEST(Serving, AFailingPassEndsItsRequestsAndTheEngineGoesOn) {
   }
   engine.pause(PauseMode::kWait, 5.0);
   head.copy_(before);
-  model->params().repack();
+  model.params().repack();
   engine.weights_changed(1);
   engine.resume();
   const std::string next = client.submit(long_request(2, 4));
   ASSERT_TRUE(client.read_all());
   EXPECT_EQ(client.response(next).end.finish, FinishReason::kLength);
   EXPECT_EQ(engine.stats().counters.at("finished_error"), 2);
+}
+
+// An exception in a pass ends the requests of the pass; those that waited go on.
+TEST(Serving, AnExceptionInAPassIsAnErrorOfItsRequests) {
+  StagedModel model;
+  Engine engine(model, {.max_num_seqs = 2});
+  engine.start();
+  Client client(engine);
+  const std::string running = client.submit(long_request(1, 900, /*n=*/2));
+  ASSERT_TRUE(client.read_tokens(3));
+  const std::string waiting = client.submit(long_request(2, 30));
+  model.fails = true;
+  ASSERT_TRUE(client.read_all());
+  for (int32_t index = 0; index < 2; ++index) {
+    EXPECT_EQ(client.response(running, index).end.error, "no memory");
+    EXPECT_GE(client.response(running, index).tokens.size(), 3u);
+  }
+  EXPECT_EQ(client.response(waiting).tokens.size(), 30u);
+  EXPECT_TRUE(client.response(waiting).end.error.empty());
+  Engine fresh(shared_model(), {});
+  fresh.start();
+  Client other(fresh);
+  const std::string wanted = other.submit(long_request(2, 30));
+  ASSERT_TRUE(other.read_all());
+  EXPECT_EQ(client.response(waiting).ids(), other.response(wanted).ids());
+  EXPECT_EQ(engine.stats().used_pages, 0);
+  // A trainer's call ends with the exception.
+  engine.stop(5.0);
+  model.fails = true;
+  EXPECT_THROW(engine.generate(make_prompts(1, 10, 2), make_params(5), [](Trajectory&&) {}),
+               std::runtime_error);
+  int ended = 0;
+  engine.generate(make_prompts(1, 10, 2), make_params(5), [&](Trajectory&&) { ++ended; });
+  EXPECT_EQ(ended, 2);
+}
+
+// Nobody drains: the passes wait, memory stays as it is, and nothing is lost.
+TEST(Serving, AReaderThatDoesNotReadIsWaitedFor) {
+  Engine engine(shared_model(), {.max_undrained_tokens = 40});
+  engine.start();
+  Client client(engine);
+  for (int32_t i = 0; i < 4; ++i) client.submit(long_request(i, 200));
+  int64_t tokens = 0;
+  for (const Deadline deadline(5.0); !deadline.passed();) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    const int64_t now = engine.stats().counters.at("generation_tokens");
+    if (now > 0 && now == tokens) break;
+    tokens = now;
+  }
+  EXPECT_GT(tokens, 40);
+  EXPECT_LE(tokens, 60);
+  EXPECT_GT(engine.stats().counters.at("drain_waits"), 0);
+  engine.pause(PauseMode::kKeep, 5.0);
+  engine.resume();
+  ASSERT_TRUE(client.read_all());
+  for (const auto& [key, response] : client.responses()) EXPECT_EQ(response.tokens.size(), 200u);
 }
 
 TEST(Serving, PromptLogprobsAreThoseOfScoring) {
@@ -233,7 +293,8 @@ TEST(Serving, AnEngineMayBeDestroyedWhileItRuns) {
 }
 
 TEST(Serving, StopReturnsPartials) {
-  Engine engine(shared_model(), {});
+  StagedModel model;
+  Engine engine(model, {});
   engine.start();
   Client client(engine);
   const std::string id = client.submit(long_request(1, 900));

@@ -15,11 +15,10 @@ namespace {
 constexpr double kTimeout = 10.0;
 
 struct Served {
-  explicit Served(const EngineOptions& options = {})
-      : model(tiny_model()), engine(*model, options), client(engine) {
+  explicit Served(const EngineOptions& options = {}) : engine(model, options), client(engine) {
     engine.start();
   }
-  std::unique_ptr<models::CausalLM> model;
+  StagedModel model;
   Engine engine;
   Client client;
 };
