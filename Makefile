@@ -64,11 +64,12 @@ lint: $(VENV)/.installed
 cpp-test: build
 	$(CTEST) --preset release -LE slow
 
-# The integer and file layers under AddressSanitizer and UBSan; torch itself is not instrumented.
+# The layers of integers and files, and the schedule, under AddressSanitizer and UBSan; torch itself is not instrumented.
 asan-test: $(VENV)/.installed
 	$(CMAKE) --preset asan > build/asan.log 2>&1 || (cat build/asan.log; false)
-	$(CMAKE) --build --preset asan -j $(JOBS) --target core_test trie_test io_test
-	$(CTEST) --preset asan -R '^(core|trie|io)_test$$'
+	$(CMAKE) --build --preset asan -j $(JOBS) --target \
+	  core_test trie_test io_test rollout_schedule_test rollout_control_test
+	$(CTEST) --preset asan -R '^(core|trie|io|rollout_schedule|rollout_control)_test$$'
 
 py-test: build $(MODEL)
 	$(PY) -m pytest tests -m "not slow"

@@ -114,6 +114,7 @@ void add_end(const rollout::Event& event, py::dict& out) {
   out["prompt_tokens"] = event.prompt_tokens;
   out["cached_tokens"] = event.cached_tokens;
   out["num_retractions"] = event.num_retractions;
+  out["queue_seconds"] = event.queue_seconds;
   out["spans"] = to_list(event.spans);
   out["prompt_logprobs"] = py::none();
   if (event.prompt_logprobs.empty()) return;

@@ -270,6 +270,7 @@ class FakeEngine:
             "prompt_tokens": len(prompt),
             "cached_tokens": len(prompt) // 2,
             "num_retractions": 0,
+            "queue_seconds": 0.0,
             "spans": [
                 {"epoch": self.epoch, "version": self.version, "start": 0, "end": len(response.ids)}
             ],

@@ -75,8 +75,6 @@ _COUNTERS = {
     "prefix_cache_hits": ("vllm:prefix_cache_hits", "tokens found in the cache"),
     "spilled_pages": ("banyan:num_spilled_blocks", "pages moved to host memory"),
     "sibling_shared_tokens": ("banyan:sibling_shared_tokens", "prompt tokens that siblings shared"),
-    "prefix_attn_rows": ("banyan:prefix_attn_rows", "rows that attended a trunk together"),
-    "dropped_groups": ("banyan:groups_dropped", "groups that were dropped unfinished"),
 }
 
 
@@ -189,7 +187,7 @@ class Metrics:
         self._finished[reason] = self._finished.get(reason, 0) + 1
         tokens = times.tokens[index]
         first = times.first.get(index, now)
-        queued = event.get("queue_seconds") or 0.0
+        queued = event["queue_seconds"]
         whole = now - times.arrived
         self._add("vllm:request_generation_tokens", tokens)
         self._add("vllm:e2e_request_latency_seconds", whole)

@@ -42,6 +42,7 @@ struct Event {
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;  // of the prompt, that were not computed for this group
   int32_t num_retractions = 0;
+  double queue_seconds = 0.0;  // from its arrival to the first pass that computed for its group
   std::vector<WeightSpan> spans;
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // per prompt token, the first empty
 };

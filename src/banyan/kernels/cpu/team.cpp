@@ -1,6 +1,7 @@
 // Joining and the barrier of a team.
 #include "banyan/kernels/cpu/team.h"
 
+#include <string>
 #include <thread>
 
 namespace banyan::kernels {
@@ -27,6 +28,12 @@ void Team::wait_while(const std::atomic<uint32_t>& word, uint32_t old) {
     std::this_thread::yield();
   }
   while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
+}
+
+bool Team::runs_at_once() {
+  static const bool openmp =
+      at::get_parallel_info().find("parallel backend: OpenMP") != std::string::npos;
+  return openmp;
 }
 
 int64_t Team::join(int64_t count, int64_t wanted) {

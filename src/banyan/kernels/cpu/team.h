@@ -38,10 +38,11 @@ class Team {
 
   // Calls work(member) on up to at::get_num_threads() threads at once and returns when all have
   // returned. Inside another parallel region, or where the pool lends fewer threads, the team is
-  // smaller. An exception of one member ends the others at their next barrier and is rethrown.
+  // smaller; where the pool is not OpenMP's and may hand chunks out one after another, it is one.
+  // An exception of one member ends the others at their next barrier and is rethrown.
   template <typename Work>
   static void run(const Work& work) {
-    const int64_t wanted = at::get_num_threads();
+    const int64_t wanted = runs_at_once() ? at::get_num_threads() : 1;
     Team team;
     at::parallel_for(0, wanted, 1, [&](int64_t begin, int64_t end) {
       Member member(team, team.join(end - begin, wanted));
@@ -58,6 +59,9 @@ class Team {
 
  private:
   struct Stopped {};
+
+  // Whether at::parallel_for runs all chunks of a call at the same time.
+  static bool runs_at_once();
 
   // Waits until all of [0, wanted) has been handed out; the member's rank.
   int64_t join(int64_t count, int64_t wanted);

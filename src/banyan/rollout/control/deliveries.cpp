@@ -50,6 +50,7 @@ void EventDelivery::ended(const Live& live, Response& response, const Outcome& o
   event.prompt_tokens = static_cast<int32_t>(outcome.prompt->size());
   event.cached_tokens = outcome.cached_tokens;
   event.num_retractions = outcome.num_retractions;
+  event.queue_seconds = outcome.queue_seconds;
   event.spans = response.spans;
   event.prompt_logprobs = live.prompt_logprobs;
   ended_ids_.push_back(live.id);

@@ -1,7 +1,9 @@
 // A request in the engine, its responses, and who is told what comes of them.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,6 +52,8 @@ struct Live {
   int32_t group = -1;   // the scheduler's number
   std::vector<Response> responses;
   int32_t num_ended = 0;
+  std::chrono::steady_clock::time_point arrived = std::chrono::steady_clock::now();
+  std::optional<double> queue_seconds;                     // once a pass computed for it
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // empty unless asked for
 };
 
@@ -64,6 +68,7 @@ struct Outcome {
   const std::vector<int32_t>* tokens = nullptr;  // of the response
   int32_t cached_tokens = 0;
   int32_t num_retractions = 0;
+  double queue_seconds = 0.0;
 };
 
 // Whoever asked. Called with the boundary held.

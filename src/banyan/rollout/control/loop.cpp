@@ -152,6 +152,7 @@ bool Loop::step() {
   Clock::time_point time = Clock::now();
   if (!scheduler_.next_pass(pass_)) return false;
   lap(time, seconds_.schedule);
+  note_first_pass(time);
   const at::Tensor hidden = runner_->run(pass_, scheduler_);
   lap(time, seconds_.forward);
   requests_.clear();
@@ -168,6 +169,14 @@ bool Loop::step() {
   deliver();
   lap(time, seconds_.deliver);
   return true;
+}
+
+void Loop::note_first_pass(std::chrono::steady_clock::time_point now) {
+  for (const Run& run : pass_.runs) {
+    Live& live = *lives_[run.group];
+    if (live.queue_seconds) continue;
+    live.queue_seconds = std::chrono::duration<double>(now - live.arrived).count();
+  }
 }
 
 // One draw for a row of a child, one for each child of a group whose prompt just ended.
@@ -270,6 +279,7 @@ void Loop::end(Live& live, int32_t child, Outcome outcome) {
   outcome.tokens = &sequence.response;
   outcome.cached_tokens = group.num_cached;
   outcome.num_retractions = sequence.num_retractions;
+  outcome.queue_seconds = live.queue_seconds.value_or(0.0);
   label(response.spans);
   live.delivery.ended(live, response, outcome);
   if (!outcome.error.empty()) {

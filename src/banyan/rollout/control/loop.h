@@ -6,6 +6,7 @@
 
 #include <c10/core/Storage.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -95,6 +96,8 @@ class Loop {
 
  private:
   Live& live(int32_t group) { return *lives_[group]; }
+  // Ends the waiting time of the groups that the pass computes for.
+  void note_first_pass(std::chrono::steady_clock::time_point now);
   void collect_draws(const std::vector<DrawRow>& rows, int32_t first_row);
   void score_prompts(const at::Tensor& hidden);
   void deliver();

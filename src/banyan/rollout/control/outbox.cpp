@@ -26,6 +26,7 @@ void reset(Event& event) {
   event.text_bytes = -1;
   event.error.clear();
   event.prompt_tokens = event.cached_tokens = event.num_retractions = 0;
+  event.queue_seconds = 0.0;
   event.spans.clear();
   event.prompt_logprobs.clear();
 }

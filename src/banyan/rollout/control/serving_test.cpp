@@ -65,6 +65,7 @@ TEST(Serving, ASecondRequestFindsThePromptOfTheFirst) {
   const std::string salted = client.submit(request);
   ASSERT_TRUE(client.read_all());
   EXPECT_EQ(client.response(first).end.cached_tokens, 0);
+  EXPECT_GT(client.response(first).end.queue_seconds, 0.0);
   EXPECT_GE(client.response(second).end.cached_tokens, 192);
   EXPECT_EQ(client.response(salted).end.cached_tokens, 0);
   EXPECT_EQ(client.response(first).ids(), client.response(second).ids());
