@@ -203,7 +203,7 @@ def test_a_request_that_takes_too_long_is_ended(served_model):
 
 def test_a_full_queue_answers_503(served_model):
     with running(served_model, max_queued=1, pass_seconds=0.05) as server:
-        body = completion(max_tokens=60, ignore_eos=True)
+        body = completion(max_tokens=15, ignore_eos=True)
         first = threading.Thread(target=talk, args=(server, body))
         first.start()
         wait_until(lambda: server.engine.stats()["running"] == 1)
@@ -365,7 +365,7 @@ def test_mangled_requests_are_answered_or_closed(served_model):
     quick = {"header_seconds": 0.2, "body_seconds": 0.2, "idle_seconds": 0.2}
     with running(served_model, limits=quick) as server:
         before = resident_mib()
-        for _ in range(400):
+        for _ in range(250):
             sent = bytearray(rng.choice((whole, chunked)))
             for _ in range(rng.randint(1, 4)):
                 place = rng.randrange(len(sent))
