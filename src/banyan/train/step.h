@@ -45,7 +45,7 @@ struct StepContext {
   algo::KlController* kl_controller;  // null without KL in the reward
   const trie::CostModel& cost;
   std::vector<UnfinishedGroup>& unfinished;  // of rollouts, from step to step
-  SharingObserver* observer;  // watches the passes; null: nobody
+  SharingObserver* observer;                 // watches the passes; null: nobody
   VerifySchedule verify;
   int64_t num_updates = 0;      // of this process, for `verify`
   bool sharing_failed = false;  // verify found a difference: nothing is shared any more
