@@ -133,6 +133,7 @@ rollout::EngineOptions engine_options(const py::dict& from) {
   fields.read("kv_bytes", options.kv_bytes);
   fields.read("memory_share", options.memory_share);
   fields.read("mem_fraction_static", options.mem_fraction_static);
+  fields.read("host_kv_bytes", options.host_kv_bytes);
   fields.read("max_model_len", options.max_model_len);
   fields.read("share_prefix", options.share_prefix);
   fields.read("enable_chunked_prefill", options.enable_chunked_prefill);

@@ -54,6 +54,12 @@ MEANINGS = {
         (E, "mem_fraction_static", 0.6),
         (f"{ENGINE}.mem_fraction_static", 0.6),
     ),
+    "host_kv_bytes": (
+        "banyan",
+        1 << 30,
+        (E, "host_kv_bytes", 1 << 30),
+        (f"{ENGINE}.host_kv_bytes", 1 << 30),
+    ),
     "enable_prefix_caching": (
         "vllm",
         False,

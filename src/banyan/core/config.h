@@ -123,6 +123,7 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
 struct EngineConfig {                            // banyan.engine, what verl has in engine_kwargs
   std::optional<int64_t> kv_cache_memory_bytes;  // before the two shares of the memory
   std::optional<double> mem_fraction_static;     // before gpu_memory_utilization
+  int64_t host_kv_bytes;                         // -1: beside an accelerator as much as the pool
   int64_t long_prefill_token_threshold;          // 0: no limit
   int64_t prefill_schedule_interval;
   double watermark;

@@ -29,8 +29,11 @@ struct EngineOptions {
   double memory_share = 0.5;              // that share
   double mem_fraction_static = 0.0;       // SGLang's: weights and KV pool together, of all the
                                           // device's memory; 0: memory_share
-  int64_t max_model_len = 0;              // prompt + response; 0, or more than it has: the model's
-  bool share_prefix = true;               // false: every sequence prefills its own prompt
+  // Where pages of responses that must give way wait in host memory, if that is cheaper than to
+  // compute them again; -1: beside an accelerator as much as the pool, on a CPU nothing.
+  int64_t host_kv_bytes = -1;
+  int64_t max_model_len = 0;  // prompt + response; 0, or more than it has: the model's
+  bool share_prefix = true;   // false: every sequence prefills its own prompt
   bool enable_chunked_prefill = true;
   int32_t long_prefill_token_threshold = 0;  // most tokens of one prompt in a pass; 0: the pass
   int32_t prefill_schedule_interval = 1;     // prompts are computed every so many passes

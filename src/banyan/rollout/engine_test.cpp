@@ -95,6 +95,34 @@ TEST(Engine, ATinyPoolPreemptsAndChangesNothing) {
   EXPECT_GT(preemptions, 0);
 }
 
+// A CPU has no other memory to spill to unless it is asked for: the mechanism is the same.
+TEST(Engine, SpilledPagesComeBackAndChangeNothing) {
+  const auto prompts = make_prompts(/*count=*/3, /*trunk=*/40, /*n=*/4);
+  SamplingParams params = make_params(180);
+  params.eos_ids = {7};
+  const Result base = generate(shared_model(), prompts, params);
+  const auto& shape = shared_model().shape();
+  const int64_t page = ops::KvPool::page_bytes(
+      shape.layers, shape.kv_heads, shape.head_dim, shared_model().options());
+  int64_t spilled = 0;
+  int64_t restored = 0;
+  for (const int64_t pages : {8, 9, 11, 13}) {
+    Engine engine(shared_model(), {.kv_bytes = pages * page, .host_kv_bytes = 30 * page});
+    Result result;
+    engine.generate(prompts, params, [&](Trajectory&& t) {
+      result.trajectories.emplace(Key{t.row, t.index}, t);
+    });
+    expect_same(result, base, "pool of " + std::to_string(pages));
+    EXPECT_EQ(result.trajectories.size(), base.trajectories.size());
+    const auto counters = engine.stats().counters;
+    restored += counters.at("restored_pages");
+    EXPECT_EQ(counters.at("recomputed_tokens"), 0);
+    spilled += counters.at("spilled_pages");
+  }
+  EXPECT_GT(spilled, 0);
+  EXPECT_GT(restored, 0) << "what the tree does not have any more";
+}
+
 TEST(Engine, LogprobsAreThoseOfScoringBitForBit) {
   const auto prompts = make_prompts(/*count=*/3, /*trunk=*/90, /*n=*/4);
   for (const double temperature : {1.0, 0.7, 0.0}) {

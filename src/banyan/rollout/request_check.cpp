@@ -86,6 +86,9 @@ void check_options(const EngineOptions& options) {
   BANYAN_CHECK(options.memory_share > 0.0 && options.memory_share <= 1.0,
                "[rollout] gpu_memory_utilization: wanted a share in (0, 1], got ",
                options.memory_share);
+  BANYAN_CHECK(options.host_kv_bytes >= -1,
+               "[rollout] host_kv_bytes: wanted >= 0, or -1 (as the device needs), got ",
+               options.host_kv_bytes);
   BANYAN_CHECK(options.mem_fraction_static >= 0.0 && options.mem_fraction_static <= 1.0,
                "[rollout] mem_fraction_static: wanted a share in (0, 1], or 0 (not given), got ",
                options.mem_fraction_static);

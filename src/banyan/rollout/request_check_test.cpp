@@ -89,6 +89,7 @@ TEST(RequestCheck, SaysWhatIsWrong) {
                {.max_num_batched_tokens = 0},
                "[rollout] max_num_batched_tokens: wanted >= 1, got 0");
   expect_error(prompts, fine, {.kv_bytes = -1}, "[rollout] kv_bytes: wanted >= 0");
+  expect_error(prompts, fine, {.host_kv_bytes = -2}, "[rollout] host_kv_bytes: wanted >= 0, or -1");
   expect_error(prompts,
                fine,
                {.memory_share = 0.0},

@@ -125,6 +125,7 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   rollout.dtype = "bfloat16";
   config.engine = {.kv_cache_memory_bytes = {},
                    .mem_fraction_static = {},
+                   .host_kv_bytes = -1,
                    .long_prefill_token_threshold = 0,
                    .prefill_schedule_interval = 1,
                    .watermark = 0.0,

@@ -116,6 +116,7 @@ void read_rollout(const ConfigNode& node, RolloutConfig& rollout) {
 void read_engine(const ConfigNode& node, EngineConfig& engine) {
   node.read("kv_cache_memory_bytes", engine.kv_cache_memory_bytes);
   node.read("mem_fraction_static", engine.mem_fraction_static);
+  node.read("host_kv_bytes", engine.host_kv_bytes);
   node.read("long_prefill_token_threshold", engine.long_prefill_token_threshold);
   node.read("prefill_schedule_interval", engine.prefill_schedule_interval);
   node.read("watermark", engine.watermark);

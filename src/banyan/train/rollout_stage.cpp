@@ -136,6 +136,7 @@ rollout::EngineOptions engine_options(const Config& config) {
   options.kv_bytes = engine.kv_cache_memory_bytes.value_or(0);
   options.memory_share = rollout.gpu_memory_utilization;
   options.mem_fraction_static = engine.mem_fraction_static.value_or(0.0);
+  options.host_kv_bytes = engine.host_kv_bytes;
   options.max_model_len =
       rollout.max_model_len.value_or(config.max_prompt_length + rollout.response_length);
   options.share_prefix = config.sharing.mode != "off" && rollout.enable_prefix_caching;

@@ -97,6 +97,7 @@ Live::Live(Request request,
 Loop::Loop(models::CausalLM& model, const EngineOptions& options)
     : model_(model),
       grouped_attention_(options.grouped_attention),
+      host_kv_bytes_(options.host_kv_bytes),
       scheduler_(scheduler_options(options, kv_page_bytes(model))),
       drawer_(model),
       versions_{{0, "default"}} {}
@@ -112,6 +113,10 @@ void Loop::open_pool(int32_t num_pages) {
       shape.layers, shape.kv_heads, shape.head_dim, std::max(num_pages, 1), model_.options());
   runner_ = std::make_unique<Runner>(model_, *pool_, grouped_attention_);
   const std::vector<int32_t> hopeless = scheduler_.set_num_pages(num_pages);
+  const int32_t num_places =
+      host_pages(host_kv_bytes_, num_pages, page_bytes(), model_.options().device);
+  scheduler_.set_host_pages(num_places);
+  if (num_places > 0) spill_.measure_copies(*pool_);
   fail(
       [&](const Live& live) {
         return std::find(hopeless.begin(), hopeless.end(), live.group) != hopeless.end();
@@ -139,13 +144,7 @@ void Loop::add(std::unique_ptr<Live>&& live) {
 }
 
 Loop::Waiting Loop::waiting() const {
-  Waiting out;
-  for (const std::unique_ptr<Live>& live : lives_) {
-    if (!live || scheduler_.group(live->group).seniority >= 0) continue;
-    ++out.groups;
-    out.prompt_tokens += live->prompt_length;
-  }
-  return out;
+  return {scheduler_.num_groups_queued(), scheduler_.num_queued_prompt_tokens()};
 }
 
 bool Loop::step() {
@@ -153,6 +152,7 @@ bool Loop::step() {
   if (!scheduler_.next_pass(pass_)) return false;
   lap(time, seconds_.schedule);
   note_first_pass(time);
+  const double before = seconds_.forward + seconds_.draw;
   const at::Tensor hidden = runner_->run(pass_, scheduler_);
   lap(time, seconds_.forward);
   requests_.clear();
@@ -166,6 +166,9 @@ bool Loop::step() {
     score_prompts(hidden.narrow(0, num_drawn, hidden.size(0) - num_drawn));
   }
   lap(time, seconds_.draw);
+  spill_.add_pass(
+      pass_.num_tokens, pass_.num_prompt_tokens, seconds_.forward + seconds_.draw - before);
+  scheduler_.set_spill_costs(spill_.costs());
   deliver();
   lap(time, seconds_.deliver);
   return true;

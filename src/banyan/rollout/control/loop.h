@@ -17,6 +17,7 @@
 #include "banyan/models/causal_lm.h"
 #include "banyan/ops/paged_attention.h"
 #include "banyan/rollout/control/live.h"
+#include "banyan/rollout/control/spill_costs.h"
 #include "banyan/rollout/engine.h"
 #include "banyan/rollout/runner.h"
 #include "banyan/rollout/schedule/scheduler.h"
@@ -115,7 +116,9 @@ class Loop {
 
   models::CausalLM& model_;
   bool grouped_attention_;
+  int64_t host_kv_bytes_;
   Scheduler scheduler_;
+  SpillMeter spill_;
   std::unique_ptr<ops::KvPool> pool_;
   std::unique_ptr<Runner> runner_;
   TokenDrawer drawer_;
