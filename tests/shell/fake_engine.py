@@ -60,6 +60,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
         self.state = "stopped"
+        self.error = ""  # every response fails with it
         self.version = "v0"
         self.epoch = 0
         self._bytes = token_bytes
@@ -197,6 +198,10 @@ class FakeEngine:
                 threading.Event().wait(self.pass_seconds)
 
     def _draw(self, response: _Response) -> None:
+        if self.error:
+            self._running.remove(response)
+            self._emit({**self._event(response, [], "abort"), "finish": None, "error": self.error})
+            return
         params = response.request["params"]
         new = []
         finish, stop_token, stop_string = None, None, None
