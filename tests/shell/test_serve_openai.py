@@ -185,8 +185,8 @@ def test_added_stop_token_known(server):
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({}, "prompt: wanted"),
-        ({"prompt": ""}, "prompt: wanted a string of 1"),
+        ({}, "prompt: wanted a string or a list"),
+        ({"prompt": ""}, "prompt: wanted a string of at least 1 bytes"),
         ({"prompt": []}, "prompt: wanted 1 to 1024 entries, got 0"),
         ({"prompt": [[]]}, "wanted"),
         ({"prompt": [True]}, "prompt: wanted"),
@@ -197,6 +197,10 @@ def test_added_stop_token_known(server):
         ({"prompt": "a", "max_tokens": 10**9}, "max_tokens: wanted a whole number >= 0 and <= 128"),
         ({"prompt": "a", "max_tokens": 128}, "max_tokens: wanted <= 127 (context 128 - prompt 1)"),
         ({"prompt": "a" * 128}, "prompt: wanted fewer than 128 tokens"),
+        (
+            {"prompt": "a" * 9000},
+            "prompt: wanted fewer than 128 tokens, the context, got 9000 letters",
+        ),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens: wanted >= 1"),
         ({"prompt": "a", "min_tokens": 20}, "min_tokens: wanted <= max_tokens (16)"),
         ({"prompt": "a", "stop": ["x"] * 17}, "stop: wanted 0 to 16 entries, got 17"),

@@ -100,10 +100,26 @@ class Context:
                 _log.warning("request field %r is not known: ignored", name)
         return fields
 
+    def check_length(self, text: str) -> None:
+        """Refuses what the context cannot hold however it is cut: tokenizing it would keep the others waiting."""
+        if not self.tokens.known:  # only ids are taken, and the tokenizer that is missing says so
+            return
+        most = self.shape.max_model_len * self.tokens.longest
+        if self.chat.tokenizer.normalizer is not None:  # may write several letters as one
+            most *= 4
+        if len(text) > most:
+            length = self.shape.max_model_len
+            raise bad(
+                f"prompt: wanted fewer than {length} tokens, the context, got {len(text)} letters",
+                "prompt",
+            )
+
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises 404 for a model that is not served."""
         if name is not None and name not in self.names:
-            raise ApiError(404, f"model: {name[:128]!r} is not served here", "model")
+            served = ", ".join(self.names)
+            text = f"model: {name[:128]!r} is not served here, wanted {served}"
+            raise ApiError(404, text, "model")
         return name or self.name
 
     def log_fault(self, error: BaseException, scope: Any) -> None:

@@ -16,6 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from banyan.errors import UserError, core_text
 from banyan.serve.errors import ApiError
 from banyan.serve.metrics import Metrics
 
@@ -79,9 +80,12 @@ class EngineClient:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Starts the engine's thread and listens to it; called on the loop."""
+        """Starts the engine and listens to it; called on the loop. Raises UserError where the pool has no room."""
         self._loop = asyncio.get_running_loop()
-        self._engine.start()
+        try:
+            self._engine.start()
+        except (ValueError, RuntimeError) as error:
+            raise UserError(core_text(error)) from error
         self._loop.add_reader(self._engine.event_fd(), self._drain)
 
     async def stop(self, timeout: float) -> None:

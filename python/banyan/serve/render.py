@@ -34,6 +34,7 @@ def encode_messages(context: Context, fields: Fields) -> list[int]:
     text = _chat(context, fields).render(messages, arguments)
     if continues:
         text = _up_to(text, messages[-1]["content"] or "")
+    context.check_length(text)
     ids = context.chat.encode_rendered(text, spelled)[0]
     if fields.get("add_special_tokens"):
         ids = context.chat.encode("", add_special_tokens=True)[:1] + ids

@@ -56,8 +56,7 @@ class Field:
     def _check_one_of(self, value: Any, path: str, unknown: list[str]) -> Any:
         fitting = [choice for choice in self.one_of if choice.takes(value)]
         if not fitting:
-            wanted = " or ".join(dict.fromkeys(choice.wanted() for choice in self.one_of))
-            raise bad(f"{path}: wanted {wanted}, got {_short(value)}", path)
+            raise bad(f"{path}: wanted {self.wanted()}, got {_short(value)}", path)
         return fitting[0].check(value, path, unknown)
 
     def takes(self, value: Any) -> bool:
@@ -73,6 +72,8 @@ class Field:
 
     def wanted(self) -> str:
         """Type and range in words."""
+        if self.kind == "one_of":
+            return " or ".join(dict.fromkeys(choice.wanted() for choice in self.one_of))
         low = f"> {_number(self.above)}" if self.above is not None else ""
         low = f">= {_number(self.low)}" if self.low is not None else low
         high = f"<= {_number(self.high)}" if self.high is not None else ""
@@ -149,8 +150,8 @@ def _string(spec: Field, value: Any, path: str, unknown: list[str]) -> str:
         raise bad(f"{path}: wanted a string, got {_short(value)}", path)
     size = len(value.encode())
     if size < spec.min_bytes or (spec.max_bytes is not None and size > spec.max_bytes):
-        most = "" if spec.max_bytes is None else f" to {spec.max_bytes}"
-        raise bad(f"{path}: wanted a string of {spec.min_bytes}{most} bytes, got {size}", path)
+        wanted = _between(spec.min_bytes, spec.max_bytes)
+        raise bad(f"{path}: wanted a string of {wanted} bytes, got {size}", path)
     return value
 
 
@@ -192,8 +193,12 @@ def _map(spec: Field, value: Any, path: str, unknown: list[str]) -> dict[str, An
 
 def _counted(spec: Field, count: int, path: str) -> None:
     if count < spec.min_items or (spec.max_items is not None and count > spec.max_items):
-        most = "" if spec.max_items is None else f" to {spec.max_items}"
-        raise bad(f"{path}: wanted {spec.min_items}{most} entries, got {count}", path)
+        wanted = _between(spec.min_items, spec.max_items)
+        raise bad(f"{path}: wanted {wanted} entries, got {count}", path)
+
+
+def _between(least: int, most: int | None) -> str:
+    return f"at least {least}" if most is None else f"{least} to {most}"
 
 
 def _any(spec: Field, value: Any, path: str, unknown: list[str]) -> Any:

@@ -164,6 +164,8 @@ async def _when(stop: asyncio.Event, end) -> None:
 
 
 def _bind_tcp(host: str, port: int) -> socket.socket:
+    if not 0 <= port < 1 << 16:
+        raise UserError(f"cannot listen on port {port}: wanted 0 to 65535")
     try:
         family, kind, _, _, place = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -160,6 +160,8 @@ def _prompts(context: Context, fields: Fields) -> tuple[list[list[int]], bool]:
     if fields["text"] is not None:
         batched = isinstance(fields["text"], list)
         texts = fields["text"] if batched else [fields["text"]]
+        for text in texts:
+            context.check_length(text)
         return [context.chat.encode(text, add_special_tokens=True) for text in texts], batched
     batched = isinstance(fields["input_ids"][0], list)
     return (fields["input_ids"] if batched else [fields["input_ids"]]), batched

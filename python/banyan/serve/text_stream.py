@@ -23,6 +23,7 @@ class TokenText:
         """`tokenizer`: None where ids stay ids; every text is empty then."""
         self.known = tokenizer is not None
         self.bytes = token_bytes(tokenizer, vocab) if self.known else [b""] * vocab
+        self.longest = max(map(len, self.bytes), default=0)
         self.special = special_ids(tokenizer) if self.known else frozenset()
         self.by_special_text = {
             self.bytes[id].decode("utf-8", "replace"): id for id in self.special

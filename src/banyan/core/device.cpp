@@ -1,5 +1,10 @@
 #include "banyan/core/device.h"
 
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+
+#include <optional>
+
 #include "banyan/core/error.h"
 
 namespace banyan {
@@ -15,6 +20,26 @@ at::ScalarType dtype_of(const std::string& word) {
   return at::kDouble;
 }
 
+bool is_there(const at::Device& device) {
+  if (device.is_cpu()) return true;
+  return c10::impl::hasDeviceGuardImpl(device.type()) &&
+         c10::impl::getDeviceGuardImpl(device.type())->deviceCount() > 0;
+}
+
+at::Device device_of(const std::string& word) {
+  std::optional<at::Device> device;
+  try {
+    device.emplace(word);
+  } catch (const c10::Error&) {  // a word that this LibTorch does not know
+  }
+  BANYAN_CHECK(
+      device && is_there(*device),
+      "[compute] device: wanted one that LibTorch finds on this machine, such as cpu, got '",
+      word,
+      "'");
+  return *device;
+}
+
 }  // namespace
 
 ComputeOptions compute_options(const std::string& dtype,
@@ -25,7 +50,7 @@ ComputeOptions compute_options(const std::string& dtype,
                kernels,
                "'");
   return {.dtype = dtype_of(dtype),
-          .device = at::Device(device),
+          .device = device_of(device),
           .kernels = kernels == "native" ? Kernels::kNative : Kernels::kAten};
 }
 

@@ -79,7 +79,7 @@ struct EngineStats {
 class Engine final : public Generator {
  public:
   // `model` is borrowed and must outlive the engine. `token_bytes`: the bytes of every token id,
-  // for stop strings; empty: requests with stop strings are refused.
+  // for stop strings, ids beyond them have none; empty: requests with stop strings are refused.
   Engine(models::CausalLM& model,
          const EngineOptions& options,
          std::vector<std::string> token_bytes = {});

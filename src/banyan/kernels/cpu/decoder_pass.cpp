@@ -120,7 +120,8 @@ void PassWorkspace::reserve(const PassModel& model, const PassRows& in) {
   if (tickets_.size() != model.layers.size() * kTicketsPerLayer) {
     tickets_ = std::vector<Tickets>(model.layers.size() * kTicketsPerLayer);
   }
-  const int64_t rows = round_up(in.num_tokens, kRowTile);
+  // A prompt's last row may be wanted twice: for its score and for the first draw.
+  const int64_t rows = round_up(std::max(in.num_tokens, in.num_wanted), kRowTile);
   if (rows <= rows_ && model_ == &model) return;
   const Widths widths(model);
   const auto carve = [&](void* base) {

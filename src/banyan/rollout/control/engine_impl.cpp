@@ -30,6 +30,10 @@ Engine::Impl::Impl(models::CausalLM& model,
               .num_known = static_cast<int64_t>(token_bytes_.size())},
       loop_(model, options_),
       events_([this] { publish(); }) {
+  // An id beyond the tokenizer's (padding of the embedding) can be drawn, and has no text.
+  if (!token_bytes_.empty() && limits_.num_known < limits_.vocab) {
+    token_bytes_.resize(limits_.vocab);
+  }
   figures_.version = loop_.version();
 }
 

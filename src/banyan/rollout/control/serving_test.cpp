@@ -72,6 +72,48 @@ TEST(Serving, ASecondRequestFindsThePromptOfTheFirst) {
   EXPECT_EQ(client.response(first).ids(), client.response(salted).ids());
 }
 
+// Four prompts of 16 tokens want 68 rows of a pass of 64: the last rows had no memory of their own.
+TEST(Serving, ScoredPromptsThatFillAPassHaveTheScoresOfOne) {
+  const auto scores = [](bool together) {
+    Engine engine(shared_model(), {});
+    engine.start();
+    Client client(engine);
+    if (together) engine.pause(PauseMode::kKeep, 10.0);
+    std::vector<std::string> ids;
+    for (int32_t seed = 1; seed <= 4; ++seed) {
+      Request request = long_request(1, 1);
+      request.prompt = tokens_of(seed, 16);
+      request.params.prompt_logprobs = 0;
+      ids.push_back(client.submit(request));
+      if (!together) EXPECT_TRUE(client.read_all());
+    }
+    if (together) engine.resume();
+    EXPECT_TRUE(client.read_all());
+    std::vector<float> out;
+    for (const std::string& id : ids) {
+      for (const auto& token : client.response(id).end.prompt_logprobs) {
+        if (!token.empty()) out.push_back(token[0].logprob);
+      }
+      out.push_back(client.response(id).tokens.at(0).raw);
+    }
+    return out;
+  };
+  const std::vector<float> alone = scores(false);
+  EXPECT_EQ(alone.size(), 64u);
+  EXPECT_EQ(scores(true), alone);
+}
+
+TEST(Serving, DrawnIdsBeyondTheTokenizersHaveNoText) {
+  Engine engine(shared_model(), {}, {"a", "b"});
+  engine.start();
+  Client client(engine);
+  Request request = long_request(2, 40);
+  request.params.stop = {"zz"};
+  const std::string id = client.submit(request);
+  ASSERT_TRUE(client.read_all());
+  EXPECT_EQ(client.response(id).ids().size(), 40u);
+}
+
 TEST(Serving, SaysWhatItCannotTake) {
   StagedModel model;
   Engine engine(model, {.kv_bytes = 10 * 16384, .max_num_queued_reqs = 2});
