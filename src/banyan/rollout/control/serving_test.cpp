@@ -85,7 +85,9 @@ TEST(Serving, ScoredPromptsThatFillAPassHaveTheScoresOfOne) {
       request.prompt = tokens_of(seed, 16);
       request.params.prompt_logprobs = 0;
       ids.push_back(client.submit(request));
-      if (!together) EXPECT_TRUE(client.read_all());
+      if (!together) {
+        EXPECT_TRUE(client.read_all());
+      }
     }
     if (together) engine.resume();
     EXPECT_TRUE(client.read_all());
