@@ -23,6 +23,16 @@ _DEFAULTS = {
     "ignore_eos": False,
 }
 _DEFAULTS |= {"top_logprobs": -1, "prompt_logprobs": -1, "return_sampling_mask": False}
+_COUNTERS = dict.fromkeys(
+    ("prompt_tokens", "prompt_tokens_cached", "preemptions", "dropped_groups"), 0
+)
+_COUNTERS |= {
+    "prefix_cache_queries": 5,
+    "prefix_cache_hits": 2,
+    "passes": 3,
+    "pass_tokens": 7,
+    "evicted_pages": 4,
+}
 
 
 class RequestError(ValueError):
@@ -171,7 +181,7 @@ class FakeEngine:
             "weight_epoch": self.epoch,
             "weight_version": self.version,
             "weights_missing": False,
-            "counters": {"generation_tokens": self._generated, "passes": 3, "pass_tokens": 7},
+            "counters": {**_COUNTERS, "generation_tokens": self._generated},
             "seconds": {"forward": 0.5},
         }
 

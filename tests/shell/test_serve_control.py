@@ -296,6 +296,7 @@ def test_a_taken_port_is_one_line(served_model, capsys):
         (["--admin-port", "0"], "--admin-port: wanted --admin-token-file"),
         (["--api-key-file", "nowhere"], "--api-key-file: nowhere"),
         (["--chat-template", "nowhere"], "--chat-template: nowhere"),
+        (["--dtype", "half"], "float16 has no kernels here"),
         (["--tool-call-parser", "mistral"], "--tool-call-parser: wanted one of auto, none, hermes"),
     ],
 )

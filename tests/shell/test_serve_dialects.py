@@ -235,6 +235,7 @@ def test_metrics_count_and_parse(server):
         if name.startswith("vllm:e2e_request_latency_seconds_bucket")
     ]
     assert last == sorted(last)
+    assert after[f"banyan:evicted_pages_total{label}"] == 4
     wanted = "num_requests_waiting_by_reason engine_sleep_state kv_cache_usage_perc prefix_cache_queries_total"
     wanted += " prefix_cache_hits_total num_preemptions_total admission_rejections_total cache_config_info"
     for name in wanted.split():

@@ -286,11 +286,19 @@ def test_expect_100_is_refused_before_the_body(server):
     assert status(answer) == 413
 
 
-def test_an_engine_error_is_a_request_error(served_model):
+def test_an_engine_error_is_a_request_error(served_model, caplog):
     with running(served_model) as server:
         server.engine.error = "/secret/path: not finite"
         error = refused(server.post("/v1/completions", prompt="a"), 500, "the engine failed")
         assert "secret" not in error["message"]
+        assert any(
+            error["request_id"] in record.getMessage()
+            and server.engine.error in str(record.exc_info[1])
+            for record in caplog.records
+        )
+        server.engine.error = "sampling: wanted at least one token that may follow, got none"
+        refused(server.post("/v1/completions", prompt="a"), 400, server.engine.error)
+        server.engine.error = "lost"
         parts = chunks(server.post("/v1/completions", prompt="a", stream=True))
         assert parts[-1]["error"]["code"] == 500
         server.engine.error = ""

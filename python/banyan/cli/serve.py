@@ -17,7 +17,8 @@ from banyan.errors import UserError, core_text
 from banyan.trainer.inputs import check_model
 
 _KEY_VARIABLE = "BANYAN_API_KEY"
-_OWN = ("model", "model_path", "device")  # options of the table that stand here
+_OWN = ("model", "model_path", "device", "dtype")  # options of the table that stand here
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}  # as the other commands call them
 _QUEUED_REQUESTS = 4096  # where --max-num-queued-reqs says nothing: a queue without end is a leak
 
 
@@ -27,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", "--model-path", type=Path, required=True, help="Hugging Face model directory"
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda", "npu"))
+    parser.add_argument(
+        "--dtype",
+        default="bf16",
+        choices=(*_DTYPES, "auto", "bfloat16", "float32", "float", "float16", "half"),
+        help="compute type; float16 is refused (default: %(default)s)",
+    )
     parser.add_argument("--kernels", default="native", choices=("native", "aten"))
     _add_listen_options(parser.add_argument_group("where to listen"))
     parser.add_argument(
@@ -72,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         admin_token=_admin_token(args),
     )
     server.check_listen(listen)
-    options = engine_flags.read(args)
+    options = engine_flags.read(args) | {"dtype": _DTYPES.get(args.dtype, args.dtype)}
     settings = rollout_table.for_server(options, where="--", device=args.device)
     settings.engine["max_num_queued_reqs"] = (
         settings.engine["max_num_queued_reqs"] or _QUEUED_REQUESTS
@@ -125,7 +132,7 @@ def _engine(args: argparse.Namespace, settings: Settings, chat: Any) -> tuple[An
     """The engine over the model, and the model's sizes."""
     from banyan.serve.text_stream import TokenText
 
-    args.dtype = {"bfloat16": "bf16", "float32": "fp32"}[settings.server["dtype"]]
+    args.dtype = {full: short for short, full in _DTYPES.items()}[settings.server["dtype"]]
     core, model = model_arguments.load_model(args)
     shape = model.shape
     try:

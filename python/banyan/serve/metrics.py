@@ -6,6 +6,7 @@ a request and the events of its responses; buckets are vLLM's. docs/guides/servi
 
 from __future__ import annotations
 
+import re
 import time
 from bisect import bisect_left
 from collections import defaultdict
@@ -65,7 +66,7 @@ _HISTOGRAMS = {
         "probability that truncation kept",
     ),
 }
-# counter of EngineStats -> (metric, help)
+# counter of EngineStats -> (metric, help); the engine's other counters are shown under its own names
 _COUNTERS = {
     "preemptions": ("vllm:num_preemptions", "sequences put back in the queue"),
     "prompt_tokens": ("vllm:prompt_tokens", "prompt tokens taken"),
@@ -75,7 +76,10 @@ _COUNTERS = {
     "prefix_cache_hits": ("vllm:prefix_cache_hits", "tokens found in the cache"),
     "spilled_pages": ("banyan:num_spilled_blocks", "pages moved to host memory"),
     "sibling_shared_tokens": ("banyan:sibling_shared_tokens", "prompt tokens that siblings shared"),
+    "dropped_groups": ("banyan:groups_dropped", "groups that were dropped unfinished"),
 }
+# Told in other metrics: request_success, admission_rejections, iteration_tokens.
+_TOLD = re.compile("finished_.*|admission_rejections|passes|pass_tokens")
 
 
 class _Histogram:
@@ -151,8 +155,10 @@ class Metrics:
         lines: list[str] = []
         self._gauges(lines, stats)
         counters = stats.get("counters", {})
-        for key, (name, help) in _COUNTERS.items():
-            self._sample(lines, name, "counter", help, [({}, counters.get(key, 0))])
+        for key, count in counters.items():
+            if not _TOLD.fullmatch(key):
+                name, help = _COUNTERS.get(key, (f"banyan:{key}", key.replace("_", " ")))
+                self._sample(lines, name, "counter", help, [({}, count)])
         done = [({"finished_reason": reason}, count) for reason, count in self._finished.items()]
         self._sample(lines, "vllm:request_success", "counter", "responses that ended", done)
         refused = {**self._rejected, "engine": counters.get("admission_rejections", 0)}
