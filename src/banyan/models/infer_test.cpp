@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <set>
 
+#include "banyan/kernels/cpu/gemm.h"
 #include "banyan/models/test_models.h"
 
 namespace banyan::models {
@@ -109,6 +111,8 @@ TEST(Infer, HasTheBitsOfForward) {
   const int before = at::get_num_threads();
   for (const auto& [name, text] : configs()) {
     for (const bool with_backward : {false, true}) {
+      std::optional<kernels::PortableGemm> portable;
+      if (with_backward) portable.emplace();  // each way once
       const auto model = random_model(text, 5, {.compute = {}, .with_backward = with_backward});
       const auto fast = pool_for(*model);
       const auto slow = pool_for(*model);
@@ -153,6 +157,24 @@ TEST(Infer, SteadyDecodingReturnsTheSameMemory) {
     seen.insert(model->infer(*pool, batch).const_data_ptr());
   }
   EXPECT_EQ(seen.size(), 1u);
+}
+
+// Processors without bf16 products: the same pass over the portable loop, equal to rounding.
+TEST(Infer, PortableIsCloseToNative) {
+  const auto model = random_model(configs()[5].second, 5, {.compute = {}, .with_backward = false});
+  const auto native = pool_for(*model);
+  const auto portable = pool_for(*model);
+  Feeder feeder(model->shape().vocab, 11);
+  ops::PagedBatch batch;
+  for (int pass = 0; pass < 6; ++pass) {
+    feeder.fill(batch);
+    if (batch.num_wanted() == 0) continue;
+    const at::Tensor got = model->infer(*native, batch).to(at::kFloat).clone();
+    const kernels::PortableGemm scope;
+    const at::Tensor wanted = model->infer(*portable, batch).to(at::kFloat);
+    const double difference = got.sub(wanted).norm().item<double>();
+    EXPECT_LT(difference, 0.03 * wanted.norm().item<double>()) << "pass " << pass;
+  }
 }
 
 // fp32 goes through forward; a pass is a pass there too.

@@ -2,12 +2,14 @@
 // tiles, or one dense attention per run over its gathered pages in plain LibTorch operators.
 #include "banyan/ops/paged_attention.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "banyan/core/error.h"
 #include "banyan/kernels/cpu/attention.h"
@@ -70,7 +72,17 @@ void KvPool::copy_page(int32_t from, int32_t to) {
                 from,
                 " to ",
                 to);
-  for (at::Tensor& layer : layers_) layer.select(0, to).copy_(layer.select(0, from));
+  if (!is_native(options_)) {
+    for (at::Tensor& layer : layers_) layer.select(0, to).copy_(layer.select(0, from));
+    return;
+  }
+  const int64_t size = layers_[0].stride(0);
+  at::parallel_for(0, static_cast<int64_t>(layers_.size()), 8, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      uint16_t* pages = bf16_bits(layers_[i]);
+      std::memcpy(pages + to * size, pages + from * size, size * sizeof(uint16_t));
+    }
+  });
 }
 
 void KvPool::spill_page(int32_t page, int32_t slot) {

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 
+#include "banyan/kernels/cpu/attention_rows.h"
 #include "banyan/kernels/cpu/gemm.h"
 #include "banyan/kernels/cpu/lanes.h"
 #include "banyan/kernels/cpu/multiversion.h"
@@ -22,9 +23,6 @@ namespace banyan::kernels {
 
 namespace {
 
-constexpr int64_t kBlockRows = 96;      // of a work item, at most
-constexpr int64_t kLeastRows = 24;      // and at least, where there are so many
-constexpr int64_t kItemsPerThread = 4;  // wanted
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
 struct BlockScratch {
@@ -35,6 +33,7 @@ struct BlockScratch {
   float* max;       // [rows]
   float* sum;       // [rows]
   float* alpha;     // [rows]
+  int32_t* valid;   // [rows]
 };
 
 BlockScratch carve(Carver& carver, int64_t rows, int64_t head_dim) {
@@ -46,6 +45,7 @@ BlockScratch carve(Carver& carver, int64_t rows, int64_t head_dim) {
   block.max = carver.take<float>(rows);
   block.sum = carver.take<float>(rows);
   block.alpha = carver.take<float>(rows);
+  block.valid = carver.take<int32_t>(rows);
   return block;
 }
 
@@ -177,7 +177,11 @@ namespace {
 class AttendBlock {
  public:
   AttendBlock(const AttendInput& input, const BlockScratch& scratch)
-      : input_(input), scratch_(scratch), group_(input.shape.group()), dim_(input.shape.head_dim) {}
+      : input_(input),
+        scratch_(scratch),
+        group_(input.shape.group()),
+        dim_(input.shape.head_dim),
+        fused_(input.fused && attend_rows_available(dim_)) {}
 
   void run(int64_t kv_head, int64_t begin, int64_t end, uint16_t* out, float* lse) {
     load(kv_head, begin, end);
@@ -195,7 +199,7 @@ class AttendBlock {
                input_.tile_lists[stop][first / kTileTokens] == tile) {
           ++stop;
         }
-        span(kv_head, first, tile, begin, t, stop);
+        span(kv_head, first, tile, next_tile(first, begin, stop, end), begin, t, stop);
         t = stop;
       }
     }
@@ -203,6 +207,22 @@ class AttendBlock {
   }
 
  private:
+  // The tile that is read after that of tokens before `stop`, if all of it is: of the next token, or
+  // of the first one further on. Else -1: a tile that is filled little costs more to fetch than it
+  // gives.
+  int32_t next_tile(int64_t first, int64_t begin, int64_t stop, int64_t end) const {
+    const int64_t j = first / kTileTokens;
+    const bool same = stop < end && input_.visible[stop] > first;
+    const int64_t token = same ? stop : begin;
+    const int64_t tile = same ? j : j + 1;
+    const bool whole = input_.visible[token] >= (tile + 1) * kTileTokens;
+    return whole ? input_.tile_lists[token][tile] : -1;
+  }
+
+  const uint16_t* tile_at(int32_t tile, int64_t kv_head) const {
+    return input_.tiles + (tile * input_.shape.num_kv_heads + kv_head) * tile_elements(dim_);
+  }
+
   void load(int64_t kv_head, int64_t begin, int64_t end) {
     const int64_t rows = (end - begin) * group_;
     for (int64_t t = begin; t < end; ++t) {
@@ -220,14 +240,35 @@ class AttendBlock {
   }
 
   // Rows of tokens [t, stop), which read the same tile for path positions first, first + 1, ...
-  void span(int64_t kv_head, int64_t first, int32_t tile, int64_t begin, int64_t t, int64_t stop) {
+  void span(int64_t kv_head,
+            int64_t first,
+            int32_t tile,
+            int32_t next,
+            int64_t begin,
+            int64_t t,
+            int64_t stop) {
     const int64_t rows = (stop - t) * group_;
-    const int64_t padded = padded_rows(rows);
     const int64_t row0 = (t - begin) * group_;
-    const uint16_t* keys =
-        input_.tiles + (tile * input_.shape.num_kv_heads + kv_head) * tile_elements(dim_);
+    const uint16_t* keys = tile_at(tile, kv_head);
+    if (fused_) {
+      for (int64_t i = t; i < stop; ++i) {
+        std::fill_n(scratch_.valid + (i - t) * group_, group_, valid_of(i, first));
+      }
+      attend_rows({.rows = rows,
+                   .head_dim = dim_,
+                   .q = scratch_.q + row0 * dim_,
+                   .tile = keys,
+                   .valid = scratch_.valid,
+                   .scale = input_.shape.scale,
+                   .out = scratch_.out + row0 * dim_,
+                   .max = scratch_.max + row0,
+                   .sum = scratch_.sum + row0,
+                   .next = next < 0 || next == tile ? nullptr : tile_at(next, kv_head)});
+      return;
+    }
     int64_t most = 0;  // columns that one of the rows sees
     for (int64_t i = t; i < stop; ++i) most = std::max(most, valid_of(i, first));
+    const int64_t padded = padded_rows(rows);
     const int64_t columns = padded_columns(round_up(most, kLanes), kTileTokens);
     tile_gemm({.m = padded,
                .n = columns,
@@ -284,29 +325,15 @@ class AttendBlock {
   BlockScratch scratch_;
   int64_t group_;
   int64_t dim_;
+  bool fused_;
 };
 
 }  // namespace
 
-AttendPlan attend_plan(const AttendInput& input, int64_t threads) {
-  // Few blocks are made smaller, so that the threads get equal parts; a tile that a block of 24
-  // rows reads is in the first-level cache for all of them.
-  const AttentionShape& shape = input.shape;
-  const int64_t group = shape.group();
-  const int64_t most = std::max<int64_t>(1, kBlockRows / group);
-  const int64_t least = std::max<int64_t>(1, kLeastRows / group);
-  AttendPlan plan;
-  plan.heads_per_item = input.runs == nullptr ? 1 : shape.num_kv_heads;
-  const int64_t head_items = shape.num_kv_heads / plan.heads_per_item;
-  const int64_t wanted = divide_up(kItemsPerThread * threads, head_items);
-  plan.block_tokens =
-      std::clamp(input.num_tokens / wanted, input.runs == nullptr ? least : 1, most);
-  plan.num_blocks = divide_up(input.num_tokens, plan.block_tokens);
-  plan.num_items = plan.num_blocks * head_items;
+int64_t attend_scratch_bytes(const AttentionShape& shape, int64_t block_tokens) {
   Carver count(nullptr);
-  carve(count, plan.block_tokens * group + kRowStep, shape.head_dim);
-  plan.scratch_bytes = count.used();
-  return plan;
+  carve(count, block_tokens * shape.group() + kRowStep, shape.head_dim);
+  return count.used();
 }
 
 void attend_item(const AttendInput& input,

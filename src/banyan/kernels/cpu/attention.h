@@ -36,6 +36,7 @@ struct AttendInput {
   // [T] or null. With runs, every sequence attends by itself: only tokens of one run share a
   // product, and each run makes its own pass over its tiles.
   const int32_t* runs = nullptr;
+  bool fused = true;  // in registers where the processor can (attention_rows.h); the same bits
 };
 
 // out [T, H, D] bf16; lse [T, H] fp32 or null. Parallel over (kv head, block of tokens).
@@ -51,7 +52,11 @@ struct AttendPlan {
   int64_t num_items = 0;       // (kv heads, block), blocks innermost
   int64_t scratch_bytes = 0;   // of one thread
 };
+// Large blocks read a shared tile once for many rows, small ones give the threads equal parts. For
+// a few tokens the choice weighs the two by costs measured at the first call (attention_plan.cpp):
+// the gate of grouped attention, since a block of one token shares nothing.
 AttendPlan attend_plan(const AttendInput& input, int64_t threads);
+int64_t attend_scratch_bytes(const AttentionShape& shape, int64_t block_tokens);
 // One item, one thread; scratch is 64-byte aligned.
 void attend_item(const AttendInput& input,
                  const AttendPlan& plan,

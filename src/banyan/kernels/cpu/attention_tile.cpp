@@ -153,6 +153,19 @@ void pack_pairs(
   }
 }
 
+// Half `odd` of every word of `pairs` becomes the value.
+BANYAN_MULTIVERSION
+void write_halves(const uint16_t* __restrict value,
+                  int64_t head_dim,
+                  bool odd,
+                  uint32_t* __restrict pairs) {
+  const uint32_t kept = odd ? 0x0000ffffu : 0xffff0000u;
+  const int shift = odd ? 16 : 0;
+  for (int64_t d = 0; d < head_dim; ++d) {
+    pairs[d] = (pairs[d] & kept) | static_cast<uint32_t>(value[d]) << shift;
+  }
+}
+
 void write_position(const uint16_t* key,
                     const uint16_t* value,
                     int64_t position,
@@ -163,8 +176,10 @@ void write_position(const uint16_t* key,
   }
   uint16_t* values = tile + kTileTokens * head_dim;
   if (position == 0) std::memset(values, 0, kTileTokens * head_dim * sizeof(uint16_t));
-  uint16_t* out = values + position / 2 * 2 * head_dim + position % 2;
-  for (int64_t d = 0; d < head_dim; ++d) out[2 * d] = value[d];
+  write_halves(value,
+               head_dim,
+               position % 2 == 1,
+               reinterpret_cast<uint32_t*>(values + position / 2 * 2 * head_dim));
 }
 
 void tile_gemm(const TileGemm& g) {

@@ -108,8 +108,16 @@ Tile tile_for(int64_t rows, int64_t vectors) {
 
 Tile tile_for(int64_t rows, int64_t vectors, int64_t lines, bool is_masked) {
   if (is_masked) return tile_for<0, true>(rows, vectors);
-  if (lines == 0) return tile_for<0, false>(rows, vectors);
-  return lines == 1 ? tile_for<1, false>(rows, vectors) : tile_for<4, false>(rows, vectors);
+  switch (lines) {
+    case 0:
+      return tile_for<0, false>(rows, vectors);
+    case 1:
+      return tile_for<1, false>(rows, vectors);
+    case 2:
+      return tile_for<2, false>(rows, vectors);
+    default:
+      return tile_for<4, false>(rows, vectors);
+  }
 }
 
 }  // namespace
@@ -130,14 +138,10 @@ bool bf16_product_available() {
 void bf16_product(const Bf16Product& p) {
   const int64_t pairs = p.depth / 2;
   const int64_t blocks = (p.rows + kRows - 1) / kRows;
-  // Few tiles fetch four lines with each pair, many one line.
-  const int64_t steps = pairs * blocks;
-  const int64_t lines = p.ahead == nullptr || steps == 0 ? 0
-                        : p.ahead_bytes > kLine * steps  ? 4
-                                                         : 1;
-  const int64_t step = lines == 4   ? 4 * kLine
-                       : lines == 1 ? (p.ahead_bytes + steps - 1) / steps
-                                    : 0;
+  // Spread over all the pairs that are multiplied, in steps that leave no line out.
+  const int64_t steps = std::max<int64_t>(pairs * blocks, 1);
+  const int64_t step = p.ahead == nullptr ? 0 : (p.ahead_bytes + steps - 1) / steps;
+  const int64_t lines = step > 2 * kLine ? 4 : (step + kLine - 1) / kLine;
   for (int64_t column = 0; column < p.columns; column += kColumns) {
     const int64_t columns = std::min(kColumns, p.columns - column);
     const int64_t vectors = (columns + 15) / 16;

@@ -5,6 +5,7 @@
 #include <ATen/native/CPUBlas.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <exception>
@@ -53,9 +54,11 @@ TileKernel choose_kernel() {
   return TileKernel::kPortable;
 }
 
+std::atomic<bool> portable_forced{false};
+
 TileKernel tile_kernel() {
   static const TileKernel kernel = choose_kernel();
-  return kernel;
+  return portable_forced.load(std::memory_order_relaxed) ? TileKernel::kPortable : kernel;
 }
 
 BANYAN_MULTIVERSION
@@ -139,6 +142,9 @@ const char* gemm_kernel_name() {
       return "portable loop";
   }
 }
+
+PortableGemm::PortableGemm() { portable_forced = true; }
+PortableGemm::~PortableGemm() { portable_forced = false; }
 
 int64_t row_step() {
   const TileKernel kernel = tile_kernel();

@@ -55,6 +55,13 @@ const char* gemm_kernel_name();
 // Rows of a tile are computed in multiples of this: 16 for brgemm (few shapes are compiled at run
 // time), else 1.
 int64_t row_step();
+// Tests: the portable loop for the life of the object, whatever the processor has. Not while
+// another thread computes.
+class PortableGemm {
+ public:
+  PortableGemm();
+  ~PortableGemm();
+};
 
 // w [out, in] fp32 -> B = Wᵀ (depth = in, columns = out), rounded to nearest even. Parallel.
 void pack_weight(const float* w, int64_t out, int64_t in, BFloat16* packed);

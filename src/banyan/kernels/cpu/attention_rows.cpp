@@ -1,0 +1,274 @@
+// Blocks of up to 6 rows; the columns that one of the block sees, in vectors of 16.
+#include "banyan/kernels/cpu/attention_rows.h"
+
+#include "banyan/core/error.h"
+#include "banyan/kernels/cpu/attention_tile.h"
+#include "banyan/kernels/cpu/bf16_product.h"
+#include "banyan/kernels/cpu/gemm.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#include <immintrin.h>
+
+// GCC 12's own intrinsics start from a register that is undefined on purpose.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")
+
+namespace banyan::kernels {
+namespace {
+
+constexpr int kRows = 6;
+
+// exp_f32 (vecmath.h) of x <= 0, sixteen at a time.
+inline __m512 exp_down(__m512 x) {
+  const __m512 kShift = _mm512_set1_ps(12582912.0f);
+  const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-88.0f), x);
+  const __m512 shifted = _mm512_fmadd_ps(clamped, _mm512_set1_ps(1.44269504088896341f), kShift);
+  const __m512 n = _mm512_sub_ps(shifted, kShift);
+  __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693147182464599609375f), clamped);
+  r = _mm512_fmadd_ps(n, _mm512_set1_ps(1.904654299957767878541823e-9f), r);
+  __m512 p = _mm512_set1_ps(1.9875691500e-4f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
+  p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
+  const __m512i shift_bits = _mm512_set1_epi32(0x4b400000 - 126);
+  __m512i exponent = _mm512_sub_epi32(_mm512_castps_si512(shifted), shift_bits);
+  exponent = _mm512_max_epi32(exponent, _mm512_setzero_si512());
+  const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
+  return _mm512_mul_ps(_mm512_mul_ps(p, scale), _mm512_set1_ps(2.0f));
+}
+
+// Lanes::sum of lanes.h.
+inline float sum_lanes(__m512 lanes) {
+  const __m256 eight =
+      _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+inline float max_lanes(__m512 lanes) {
+  const __m256 eight =
+      _mm256_max_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+inline __m512bh pair_of(const uint16_t* at) {
+  int32_t pair;
+  __builtin_memcpy(&pair, at, sizeof(pair));
+  return reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+}
+
+// kR rows times kV vectors of columns of b [pairs][ld][2]. With kAhead, four cache lines at `ahead`
+// and onwards are fetched with each pair.
+template <int kR, int kV, bool kAhead>
+inline void multiply(const uint16_t* a,
+                     int64_t lda,
+                     const uint16_t* b,
+                     int64_t ld,
+                     int64_t pairs,
+                     const uint16_t* ahead,
+                     __m512 (&sum)[kR][kV]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kR; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kV; ++v) sum[r][v] = _mm512_setzero_ps();
+  }
+  for (int64_t k = 0; k < pairs; ++k) {
+    __m512bh right[kV];
+#pragma GCC unroll 8
+    for (int v = 0; v < kV; ++v) {
+      right[v] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + 2 * k * ld + 32 * v));
+    }
+    if (kAhead) {
+#pragma GCC unroll 8
+      for (int line = 0; line < 4; ++line) {
+        _mm_prefetch(ahead + 128 * k + 32 * line, _MM_HINT_T1);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kR; ++r) {
+      const __m512bh left = pair_of(a + r * lda + 2 * k);
+#pragma GCC unroll 8
+      for (int v = 0; v < kV; ++v) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], left, right[v]);
+    }
+  }
+}
+
+// Scores of one row to probabilities; returns alpha.
+template <int kV, bool kFull>
+inline float softmax(const __m512 (&scores)[kV],
+                     int32_t valid,
+                     float scale,
+                     uint16_t* probs,
+                     float* max,
+                     float* sum) {
+  const __m512 factor = _mm512_set1_ps(scale);
+  __m512 s[kV];
+#pragma GCC unroll 8
+  for (int v = 0; v < kV; ++v) {
+    s[v] = _mm512_mul_ps(scores[v], factor);
+    if (kFull) continue;
+    const int32_t seen = valid - 16 * v;
+    const auto mask = static_cast<__mmask16>(seen >= 16 ? 0xffff : seen <= 0 ? 0 : (1 << seen) - 1);
+    s[v] = _mm512_mask_blend_ps(mask, _mm512_set1_ps(-__builtin_inff()), s[v]);
+  }
+  __m512 largest = s[0];
+#pragma GCC unroll 8
+  for (int v = 1; v < kV; ++v) largest = _mm512_max_ps(largest, s[v]);
+  const float old_max = *max;
+  const float tile_max = max_lanes(largest);
+  const float new_max = old_max > tile_max ? old_max : tile_max;
+  const __m512 shift = _mm512_set1_ps(new_max);
+#pragma GCC unroll 8
+  for (int v = 0; v < kV; ++v) {
+    s[v] = exp_down(_mm512_sub_ps(s[v], shift));
+    const __m256bh rounded = _mm512_cvtneps_pbh(s[v]);
+    __builtin_memcpy(probs + 16 * v, &rounded, sizeof(rounded));
+  }
+  __m512 total = s[0];
+#pragma GCC unroll 8
+  for (int v = 1; v < kV; ++v) total = _mm512_add_ps(total, s[v]);
+  const float alpha = _mm512_cvtss_f32(exp_down(_mm512_set1_ps(old_max - new_max)));
+  *max = new_max;
+  *sum = __builtin_fmaf(*sum, alpha, sum_lanes(total));
+  return alpha;
+}
+
+// O = alpha O + (P V + 0), kV vectors of columns.
+template <int kR, int kV, bool kAhead>
+inline void add_values(const uint16_t* probs,
+                       const uint16_t* values,
+                       int64_t dim,
+                       int64_t pairs,
+                       const uint16_t* ahead,
+                       const float (&alpha)[kR],
+                       float* out) {
+  __m512 sum[kR][kV];
+  multiply<kR, kV, kAhead>(probs, kTileTokens, values, dim, pairs, ahead, sum);
+#pragma GCC unroll 8
+  for (int r = 0; r < kR; ++r) {
+    const __m512 a = _mm512_set1_ps(alpha[r]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kV; ++v) {
+      float* to = out + r * dim + 16 * v;
+      const __m512 product = _mm512_add_ps(sum[r][v], _mm512_setzero_ps());
+      _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_loadu_ps(to), a, product));
+    }
+  }
+}
+
+template <int kR, int kV, bool kFull, bool kAhead>
+void block(const AttendRows& w, int64_t first, int64_t most) {
+  const int64_t dim = w.head_dim;
+  alignas(64) uint16_t probs[kR * kTileTokens];
+  float alpha[kR];
+  {
+    __m512 scores[kR][kV];
+    multiply<kR, kV, kAhead>(w.q + first * dim, dim, w.tile, kTileTokens, dim / 2, w.next, scores);
+#pragma GCC unroll 8
+    for (int r = 0; r < kR; ++r) {
+      alpha[r] = softmax<kV, kFull>(scores[r],
+                                    kFull ? kTileTokens : w.valid[first + r],
+                                    w.scale,
+                                    probs + r * kTileTokens,
+                                    w.max + first + r,
+                                    w.sum + first + r);
+    }
+  }
+  const uint16_t* values = w.tile + kTileTokens * dim;
+  const int64_t pairs = (most + 1) / 2;
+  float* out = w.out + first * dim;
+  int64_t column = 0;
+  for (; column + 64 <= dim; column += 64) {
+    // 64 columns of 64 positions are as many lines as are fetched here.
+    add_values<kR, 4, kAhead>(probs,
+                              values + 2 * column,
+                              dim,
+                              pairs,
+                              w.next + kTileTokens * (dim + column),
+                              alpha,
+                              out + column);
+  }
+  for (; column < dim; column += 16) {
+    add_values<kR, 1, false>(probs, values + 2 * column, dim, pairs, nullptr, alpha, out + column);
+  }
+}
+
+using Block = void (*)(const AttendRows&, int64_t, int64_t);
+
+template <int kV, bool kFull, bool kAhead>
+constexpr Block kByRows[kRows + 1] = {nullptr,
+                                      block<1, kV, kFull, kAhead>,
+                                      block<2, kV, kFull, kAhead>,
+                                      block<3, kV, kFull, kAhead>,
+                                      block<4, kV, kFull, kAhead>,
+                                      block<5, kV, kFull, kAhead>,
+                                      block<6, kV, kFull, kAhead>};
+
+Block block_for(int64_t rows, int64_t vectors, bool full, bool ahead) {
+  if (full) return ahead ? kByRows<4, true, true>[rows] : kByRows<4, true, false>[rows];
+  switch (vectors) {
+    case 1:
+      return ahead ? kByRows<1, false, true>[rows] : kByRows<1, false, false>[rows];
+    case 2:
+      return kByRows<2, false, false>[rows];
+    case 3:
+      return kByRows<3, false, false>[rows];
+    default:
+      return ahead ? kByRows<4, false, true>[rows] : kByRows<4, false, false>[rows];
+  }
+}
+
+}  // namespace
+}  // namespace banyan::kernels
+
+#pragma GCC pop_options
+#pragma GCC diagnostic pop
+
+namespace banyan::kernels {
+
+bool attend_rows_available(int64_t head_dim) {
+  return native_gemm_available() && row_step() == 1 && head_dim % 16 == 0;
+}
+
+void attend_rows(const AttendRows& w) {
+  const int64_t blocks = (w.rows + kRows - 1) / kRows;
+  int64_t row = 0;
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t rows = (w.rows - row + blocks - b - 1) / (blocks - b);
+    int32_t most = 0;
+    int32_t least = kTileTokens;
+    for (int64_t r = row; r < row + rows; ++r) {
+      most = most < w.valid[r] ? w.valid[r] : most;
+      least = least > w.valid[r] ? w.valid[r] : least;
+    }
+    const bool ahead = b == 0 && w.next != nullptr;
+    block_for(rows, (most + 15) / 16, least == kTileTokens, ahead)(w, row, most);
+    row += rows;
+  }
+}
+
+}  // namespace banyan::kernels
+
+#else
+
+namespace banyan::kernels {
+
+bool attend_rows_available(int64_t) { return false; }
+
+void attend_rows(const AttendRows&) {
+  BANYAN_ASSERT(false, "attend_rows: the processor has no avx512_bf16");
+}
+
+}  // namespace banyan::kernels
+
+#endif
