@@ -181,7 +181,7 @@ class AttendBlock {
         scratch_(scratch),
         group_(input.shape.group()),
         dim_(input.shape.head_dim),
-        fused_(input.fused && attend_rows_available(dim_)) {}
+        fused_(input.fused && input.runs == nullptr && attend_rows_available(dim_)) {}
 
   void run(int64_t kv_head, int64_t begin, int64_t end, uint16_t* out, float* lse) {
     load(kv_head, begin, end);
@@ -207,9 +207,9 @@ class AttendBlock {
   }
 
  private:
-  // The tile that is read after that of tokens before `stop`, if all of it is: of the next token, or
-  // of the first one further on. Else -1: a tile that is filled little costs more to fetch than it
-  // gives.
+  // The tile that is read after that of tokens before `stop`, if all of it is: of the next token,
+  // or of the first one further on. Else -1: a tile that is filled little costs more to fetch than
+  // it gives.
   int32_t next_tile(int64_t first, int64_t begin, int64_t stop, int64_t end) const {
     const int64_t j = first / kTileTokens;
     const bool same = stop < end && input_.visible[stop] > first;

@@ -87,6 +87,7 @@ inline void multiply(const uint16_t* a,
 #pragma GCC unroll 8
     for (int v = 0; v < kV; ++v) {
       right[v] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + 2 * k * ld + 32 * v));
+      asm("" : "+v"(right[v]));  // loaded once, not for every row
     }
     if (kAhead) {
 #pragma GCC unroll 8
@@ -103,44 +104,63 @@ inline void multiply(const uint16_t* a,
   }
 }
 
-// Scores of one row to probabilities; returns alpha.
-template <int kV, bool kFull>
-inline float softmax(const __m512 (&scores)[kV],
-                     int32_t valid,
-                     float scale,
-                     uint16_t* probs,
-                     float* max,
-                     float* sum) {
-  const __m512 factor = _mm512_set1_ps(scale);
-  __m512 s[kV];
+// Scores of the rows to probabilities, bf16 [kR, 64], and the rows' alphas. Step by step for all
+// rows, so that the latency of one row's reductions is hidden behind the others'.
+template <int kR, int kV, bool kFull>
+inline void softmax(
+    const AttendRows& w, int64_t first, __m512 (&s)[kR][kV], uint16_t* probs, float (&alpha)[kR]) {
+  const __m512 factor = _mm512_set1_ps(w.scale);
+  __m512 largest[kR];
 #pragma GCC unroll 8
-  for (int v = 0; v < kV; ++v) {
-    s[v] = _mm512_mul_ps(scores[v], factor);
-    if (kFull) continue;
-    const int32_t seen = valid - 16 * v;
-    const auto mask = static_cast<__mmask16>(seen >= 16 ? 0xffff : seen <= 0 ? 0 : (1 << seen) - 1);
-    s[v] = _mm512_mask_blend_ps(mask, _mm512_set1_ps(-__builtin_inff()), s[v]);
+  for (int r = 0; r < kR; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kV; ++v) {
+      s[r][v] = _mm512_mul_ps(s[r][v], factor);
+      if (!kFull) {
+        const int32_t seen = w.valid[first + r] - 16 * v;
+        const auto mask = static_cast<__mmask16>(seen >= 16  ? 0xffff
+                                                 : seen <= 0 ? 0
+                                                             : (1 << seen) - 1);
+        s[r][v] = _mm512_mask_blend_ps(mask, _mm512_set1_ps(-__builtin_inff()), s[r][v]);
+      }
+      largest[r] = v == 0 ? s[r][v] : _mm512_max_ps(largest[r], s[r][v]);
+    }
   }
-  __m512 largest = s[0];
+  float new_max[kR];
+  __m128 fall[2] = {_mm_setzero_ps(), _mm_setzero_ps()};  // old maximum - new one, four rows each
 #pragma GCC unroll 8
-  for (int v = 1; v < kV; ++v) largest = _mm512_max_ps(largest, s[v]);
-  const float old_max = *max;
-  const float tile_max = max_lanes(largest);
-  const float new_max = old_max > tile_max ? old_max : tile_max;
-  const __m512 shift = _mm512_set1_ps(new_max);
-#pragma GCC unroll 8
-  for (int v = 0; v < kV; ++v) {
-    s[v] = exp_down(_mm512_sub_ps(s[v], shift));
-    const __m256bh rounded = _mm512_cvtneps_pbh(s[v]);
-    __builtin_memcpy(probs + 16 * v, &rounded, sizeof(rounded));
+  for (int r = 0; r < kR; ++r) {
+    const float old_max = w.max[first + r];
+    const float tile_max = max_lanes(largest[r]);
+    new_max[r] = old_max > tile_max ? old_max : tile_max;
+    w.max[first + r] = new_max[r];
+    const __m128 value = _mm_set_ss(old_max - new_max[r]);
+    fall[r / 4] = r % 4 == 0   ? _mm_insert_ps(fall[r / 4], value, 0x00)
+                  : r % 4 == 1 ? _mm_insert_ps(fall[r / 4], value, 0x10)
+                  : r % 4 == 2 ? _mm_insert_ps(fall[r / 4], value, 0x20)
+                               : _mm_insert_ps(fall[r / 4], value, 0x30);
   }
-  __m512 total = s[0];
+  const __m512 falls = _mm512_castps256_ps512(_mm256_set_m128(fall[1], fall[0]));
+  alignas(32) float alphas[8];
+  _mm256_store_ps(alphas, _mm512_castps512_ps256(exp_down(falls)));
 #pragma GCC unroll 8
-  for (int v = 1; v < kV; ++v) total = _mm512_add_ps(total, s[v]);
-  const float alpha = _mm512_cvtss_f32(exp_down(_mm512_set1_ps(old_max - new_max)));
-  *max = new_max;
-  *sum = __builtin_fmaf(*sum, alpha, sum_lanes(total));
-  return alpha;
+  for (int r = 0; r < kR; ++r) {
+    const __m512 shift = _mm512_set1_ps(new_max[r]);
+    __m512 total;
+#pragma GCC unroll 8
+    for (int v = 0; v < kV; ++v) {
+      const __m512 p = exp_down(_mm512_sub_ps(s[r][v], shift));
+      const __m256bh rounded = _mm512_cvtneps_pbh(p);
+      __builtin_memcpy(probs + r * kTileTokens + 16 * v, &rounded, sizeof(rounded));
+      total = v == 0 ? p : _mm512_add_ps(total, p);
+    }
+    largest[r] = total;
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kR; ++r) {
+    alpha[r] = alphas[r];
+    w.sum[first + r] = __builtin_fmaf(w.sum[first + r], alpha[r], sum_lanes(largest[r]));
+  }
 }
 
 // O = alpha O + (P V + 0), kV vectors of columns.
@@ -174,15 +194,7 @@ void block(const AttendRows& w, int64_t first, int64_t most) {
   {
     __m512 scores[kR][kV];
     multiply<kR, kV, kAhead>(w.q + first * dim, dim, w.tile, kTileTokens, dim / 2, w.next, scores);
-#pragma GCC unroll 8
-    for (int r = 0; r < kR; ++r) {
-      alpha[r] = softmax<kV, kFull>(scores[r],
-                                    kFull ? kTileTokens : w.valid[first + r],
-                                    w.scale,
-                                    probs + r * kTileTokens,
-                                    w.max + first + r,
-                                    w.sum + first + r);
-    }
+    softmax<kR, kV, kFull>(w, first, scores, probs, alpha);
   }
   const uint16_t* values = w.tile + kTileTokens * dim;
   const int64_t pairs = (most + 1) / 2;

@@ -51,6 +51,7 @@ void register_tile(
       const BFloat16* from = b + 32 * v;
       right[v] = reinterpret_cast<__m512bh>(masked(v) ? _mm512_maskz_loadu_epi32(mask, from)
                                                       : _mm512_loadu_si512(from));
+      asm("" : "+v"(right[v]));  // loaded once, not for every row
     }
 #pragma GCC unroll 8
     for (int line = 0; line < kLines; ++line) _mm_prefetch(next + line * kLine, _MM_HINT_T1);
