@@ -12,7 +12,7 @@ import pytest
 from conftest import needs_smollm2
 from serving_fixtures import environment, needs, serving
 
-NUM_ROWS = 24
+NUM_ROWS = 16
 TASK = """task: banyan_sums
 dataset_path: json
 dataset_kwargs:
@@ -67,7 +67,7 @@ def score(folder: Path, backend: str, arguments: str) -> dict[str, float]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     env |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "home")}
     env |= {"OPENAI_API_KEY": "none", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     (file,) = out.rglob("results_*.json")
     found = json.loads(file.read_text())["results"]["banyan_sums"]
@@ -75,6 +75,7 @@ def score(folder: Path, backend: str, arguments: str) -> dict[str, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @needs("lm_eval")
 @needs_smollm2
 @pytest.mark.parametrize("output_type", ["multiple_choice", "generate_until"])
@@ -82,7 +83,7 @@ def test_the_score_is_that_of_transformers(smollm2: Path, tmp_path: Path, output
     task = tmp_path / "task"
     write_task(task, output_type)
     theirs = score(task, "hf", f"pretrained={smollm2},dtype=float32")
-    with serving(smollm2, tmp_path, "--dtype", "fp32") as server:
+    with serving(smollm2, tmp_path, "--dtype", "float32") as server:
         ours = score(
             task,
             "local-completions",

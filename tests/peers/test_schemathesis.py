@@ -9,6 +9,7 @@ pytest_plugins = ["serving_fixtures"]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @needs("clients")
 def test_schemathesis(tiny_server: Server) -> None:
-    run_program("clients", "schemathesis_program.py", tiny_server, seconds=550)
+    run_program("clients", "schemathesis_program.py", tiny_server, seconds=1700)
