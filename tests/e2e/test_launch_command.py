@@ -191,7 +191,7 @@ def test_the_launch_command(qwen2, files, tmp_path):
     check_lines(lines, on, layers=2)
     said = "\n".join(lines)
     assert "ppo_mini_batch_size=16: more than data.train_batch_size" in said
-    assert said.count("the built-in engine generates, since no server address is given") == 1
+    assert said.count("the engine of this process generates, since no") == 1
     assert said.count("use_flash_attn=true") == 2  # one line for actor and reference
     attention = starting(
         lines, "[PS][attention][global_rank=0 tp_rank=0/1(sequence_parallel=False)"
