@@ -60,7 +60,8 @@ def score(folder: Path, backend: str, arguments: str) -> dict[str, float]:
     """The metrics of one run of lm-eval."""
     out = folder / backend
     command = [
-        *(str(environment("lm_eval") / "bin" / "lm_eval"), "run", "--model", backend),
+        *(str(environment("lm_eval") / "bin" / "python"), "-m", "lm_eval", "run"),
+        *("--model", backend),
         *("--model_args", arguments, "--tasks", "banyan_sums", "--include_path", str(folder)),
         *("--output_path", str(out), "--batch_size", "1", "--device", "cpu"),
     ]
