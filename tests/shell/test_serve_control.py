@@ -16,6 +16,7 @@ from banyan.serve.engine_client import EngineClient
 from banyan.serve.load import Served
 from banyan.serve.metrics import Metrics
 from banyan.serve.server import Listen, bind, check_listen
+from fake_engine import RequestError
 from serve_running import chunks, ok, refused, running
 
 pytest_plugins = ["serve_plugin"]
@@ -174,6 +175,27 @@ def test_an_abort_does_not_wait_for_a_pause(locked, admin, monkeypatch):
     assert ok(admin.post("/abort_requests", json={})) == {"status": "aborted", "aborted": 3}
     pausing.join()
     assert waited == [True]
+
+
+@pytest.mark.parametrize("path", ["/resume", "/continue_generation"])
+def test_a_resume_does_not_wait_for_a_pause(path, locked, admin, monkeypatch):
+    """It calls off a pause that waits for requests."""
+    begun, resumed = threading.Event(), threading.Event()
+    answers = []
+
+    def pause(mode, timeout):
+        begun.set()
+        if resumed.wait(5):
+            raise RequestError(409, "", "[rollout] pause: called off by a resume")
+
+    monkeypatch.setattr(locked.engine, "pause", pause)
+    monkeypatch.setattr(locked.engine, "resume", resumed.set)
+    wait = threading.Thread(target=lambda: answers.append(admin.post("/pause?mode=wait")))
+    wait.start()
+    assert begun.wait(5)
+    assert admin.post(path, json={}).status_code == 200
+    wait.join()
+    refused(answers[0], 409, "called off by a resume")
 
 
 def test_stopping_does_not_wait_for_a_pause():

@@ -139,9 +139,22 @@ def test_tokenizer_routes(server):
     text = ok(server.post("/detokenize", tokens=[*server.chat.encode("hü"), 257]))
     assert text == {"prompt": "hü<|im_end|>", "text": "hü<|im_end|>"}
     refused(server.post("/detokenize", tokens=[262]), 400, "tokens: wanted token ids in [0, 261]")
+    longer = ok(server.post("/tokenize", prompt="a" * 200))  # than the context: that is to be seen
+    assert longer["count"] == 200
+    for asked in ({"prompt": "a" * 9000}, {"messages": [{"role": "user", "content": "a" * 9000}]}):
+        refused(server.post("/tokenize", **asked), 400, "wanted fewer than 128 tokens")
     info = ok(server.http.get("/tokenizer_info"))
     assert info["eos_token"] == "<|im_end|>"
     assert "add_generation_prompt" in info["chat_template"]
+
+
+def test_a_model_goes_by_its_directory_too(server, served_model):
+    """As with vLLM without served names; clients that load a tokenizer give it so."""
+    for name in ("tiny", str(served_model)):
+        answer = ok(server.post("/v1/completions", model=name, prompt="a", max_tokens=1))
+        assert answer["model"] == name
+    refused(server.post("/v1/completions", model="other", prompt="a"), 404, "wanted tiny", "model")
+    refused(server.post("/v1/completions", model=str(served_model.parent), prompt="a"), 404, "tiny")
 
 
 def test_small_routes(server):

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from banyan.cli.main import main
 from banyan.serve import load
 from banyan.serve.server import Listen
 from banyan.serve.text_stream import TokenText
@@ -219,6 +220,49 @@ def test_control_over_http(server, admin, directory):
     sums = ok(admin.post("/weight_checker", json={"action": "checksum"}))["checksums"]
     assert ok(admin.post("/weight_checker", json={"action": "compare", "baseline": sums}))["match"]
     ok(admin.post("/reset_prefix_cache?reset_running_requests=true"))
+
+
+def test_a_pause_that_waits_is_ended(server, admin):
+    """By its own deadline or by a resume; requests go on, and are taken again after the resume."""
+    asked = {"prompt": PROMPT, "ignore_eos": True, "max_tokens": 500, "n": 8}
+    answers: list[httpx.Response] = []
+
+    def call(target: Any, *arguments: Any, **named: Any) -> threading.Thread:
+        thread = threading.Thread(target=lambda: answers.append(target(*arguments, **named)))
+        thread.start()
+        return thread
+
+    def wait_for(what: Any) -> None:
+        until = time.monotonic() + 30
+        while not what() and time.monotonic() < until:
+            time.sleep(0.005)
+        assert what()
+
+    running = call(server.post, "/v1/completions", **asked)
+    wait_for(lambda: ok(server.http.get("/v1/loads"))["loads"][0]["num_running_reqs"])
+    late = admin.post("/pause?mode=wait&timeout=0.01")
+    if late.status_code != 200:  # on a machine that fast, the requests have ended
+        refused(late, 503, "new ones are refused until resume")
+    refused(server.post("/v1/completions", prompt="a"), 503, "")
+    pausing = call(admin.post, "/pause?mode=wait&timeout=60")
+    time.sleep(0.05)
+    begun = time.monotonic()
+    ok(admin.post("/resume"))
+    assert time.monotonic() - begun < 5
+    for thread in (pausing, running):
+        thread.join()
+    by_path = {answer.request.url.path: answer for answer in answers}
+    assert by_path["/pause"].status_code in (200, 409)  # 200: the requests ended first
+    assert len(ok(by_path["/v1/completions"])["choices"]) == 8
+    ok(admin.post("/resume"))
+    ok(server.post("/v1/completions", prompt="a", max_tokens=2))
+
+
+def test_a_pool_without_room_names_the_servers_options(directory, capsys):
+    arguments = ["serve", "--model", str(directory), "--port", "0", "--kv-cache-memory-bytes", "1"]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "raise --gpu-memory-utilization (or --kv-cache-memory-bytes)" in error
 
 
 def test_times_add_up(server):

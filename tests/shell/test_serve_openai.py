@@ -201,6 +201,14 @@ def test_added_stop_token_known(server):
             {"prompt": "a" * 9000},
             "prompt: wanted fewer than 128 tokens, the context, got 9000 letters",
         ),
+        (
+            {"prompt": "a" * 9000, "truncate_prompt_tokens": 4},
+            "prompt: wanted fewer than 128 tokens, the context, got 9000 letters",
+        ),
+        (
+            {"prompt": "a", "request_id": "one\nx-forged: two"},
+            "request_id: wanted a string without control characters",
+        ),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens: wanted >= 1"),
         ({"prompt": "a", "min_tokens": 20}, "min_tokens: wanted <= max_tokens (16)"),
         ({"prompt": "a", "stop": ["x"] * 17}, "stop: wanted 0 to 16 entries, got 17"),

@@ -1,6 +1,7 @@
 """Control routes: pause, abort, sleep, weights. They live on a second, loopback socket with a token of their own.
 
-vLLM's spellings first, then SGLang's for the same calls of the engine. Each call has a deadline; one runs at a time.
+vLLM's spellings first, then SGLang's for the same calls of the engine. Each call has a deadline; one runs at a time,
+but an abort and a resume, which end what a waiting pause waits for.
 Routes that need a process group (weights over a collective) answer 400: this server has none.
 """
 
@@ -34,7 +35,7 @@ async def pause(context: Context, request: Request, fields: Fields) -> Response:
 
 
 async def resume(context: Context, request: Request, fields: Fields) -> Response:
-    await context.engine.control("resume")
+    await context.engine.resume()
     return JsonReply({"status": "resumed"})
 
 
@@ -114,7 +115,7 @@ async def pause_generation(context: Context, request: Request, fields: Fields) -
 
 
 async def continue_generation(context: Context, request: Request, fields: Fields) -> Response:
-    await context.engine.control("resume")
+    await context.engine.resume()
     return JsonReply({"status": "ok", "message": "Generation continued successfully."})
 
 

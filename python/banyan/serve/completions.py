@@ -170,8 +170,7 @@ def _prompts(context: Context, fields: Fields) -> tuple[list[list[int]], list[st
     for prompt in many:
         ids = prompt
         if isinstance(prompt, str):
-            if keep is None:
-                context.check_length(prompt)
+            context.check_length(prompt)
             ids = context.chat.encode(prompt, add_special_tokens=fields["add_special_tokens"])
         if keep is not None:
             most = (

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from banyan.data.chat import Chat
@@ -58,6 +59,8 @@ class Context:
         self._compiling = 0
         self._waiting = 0
         self._told: set[str] = set()  # unknown fields that the log has named
+        directory = self.model_directory
+        self._paths = {directory, str(Path(directory).resolve())} if directory else set()
         self.bodies = 0  # bytes of request bodies held
 
     @property
@@ -115,8 +118,8 @@ class Context:
             )
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with. Raises 404 for a model that is not served."""
-        if name is not None and name not in self.names:
+        """The name to answer with: a served one, or the directory. Raises 404 for a model that is not served."""
+        if name is not None and name not in self.names and name not in self._paths:
             served = ", ".join(self.names)
             text = f"model: {name[:128]!r} is not served here, wanted {served}"
             raise ApiError(404, text, "model")

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from banyan.errors import UserError, core_text
-from banyan.serve.errors import ApiError
+from banyan.serve.errors import ApiError, with_options
 from banyan.serve.metrics import Metrics
 
 Event = dict[str, Any]
@@ -85,7 +85,7 @@ class EngineClient:
         try:
             self._engine.start()
         except (ValueError, RuntimeError) as error:
-            raise UserError(core_text(error)) from error
+            raise UserError(with_options(core_text(error))) from error
         self._loop.add_reader(self._engine.event_fd(), self._drain)
 
     async def stop(self, timeout: float) -> None:
@@ -135,6 +135,11 @@ class EngineClient:
         assert self._loop is not None
         # Not behind the control calls: a pause that waits for these requests would wait for them in vain.
         return await self._loop.run_in_executor(self._submit, self._engine.abort, ids)
+
+    async def resume(self) -> None:
+        """Ends a pause, one that still waits too: not behind the control calls (that pause then answers 409)."""
+        assert self._loop is not None
+        await self._loop.run_in_executor(self._submit, self._engine.resume)
 
     async def control(self, name: str, *arguments: Any) -> Any:
         """Calls a control function of the engine on a thread of its own; one at a time."""

@@ -8,6 +8,7 @@ SGLang native  {"error": {"message", "request_id"}}
 from __future__ import annotations
 
 import math
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -24,6 +25,8 @@ _TYPES = {
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }
+_ENGINE_NAMES = re.compile(r"\b(?:gpu_memory_utilization|kv_bytes|max_num_[a-z_]+)\b")
+_OPTIONS = {"kv_bytes": "kv_cache_memory_bytes"}
 
 
 class ApiError(Exception):
@@ -103,5 +106,12 @@ def _is_meant(error: BaseException) -> bool:
     return isinstance(error, UserError) or str(error).startswith("[")
 
 
+def with_options(text: str) -> str:
+    """A text of the core, where the options of `banyan serve` stand in the place of the engine's names."""
+    return _ENGINE_NAMES.sub(
+        lambda name: "--" + _OPTIONS.get(name[0], name[0]).replace("_", "-"), text
+    )
+
+
 def _without(text: str, directory: str) -> str:
-    return text.replace(directory, "the model") if directory else text
+    return with_options(text.replace(directory, "the model") if directory else text)

@@ -45,7 +45,8 @@ def ids(shape: Shape, most: int, min_items: int = 0, required: bool = False) -> 
 
 
 def label(shape: Shape) -> Field:
-    return Field("string", min_bytes=1, max_bytes=shape.limits.label_bytes)
+    """A name that answers and logs may carry: one line."""
+    return Field("string", min_bytes=1, max_bytes=shape.limits.label_bytes, printable=True)
 
 
 def logprobs(shape: Shape) -> Field:

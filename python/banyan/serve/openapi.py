@@ -145,6 +145,8 @@ def _string(spec: Field) -> Schema:
         schema["minLength"] = 1
     if spec.max_bytes is not None:  # bytes: a text of so many letters may still be too long
         schema["maxLength"] = spec.max_bytes
+    if spec.printable:
+        schema["pattern"] = r"^[^\x00-\x1f\x7f]*$"
     return schema
 
 

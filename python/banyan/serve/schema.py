@@ -38,6 +38,7 @@ class Field:
     min_items: int = 0
     max_bytes: int | None = None  # UTF-8 bytes of a string
     min_bytes: int = 0
+    printable: bool = False  # no line breaks, no other control characters
     fields: Table | None = None  # of an object
     one_of: tuple[Field, ...] = ()
     refused: str = ""  # why a value other than the default is refused
@@ -152,6 +153,8 @@ def _string(spec: Field, value: Any, path: str, unknown: list[str]) -> str:
     if size < spec.min_bytes or (spec.max_bytes is not None and size > spec.max_bytes):
         wanted = _between(spec.min_bytes, spec.max_bytes)
         raise bad(f"{path}: wanted a string of {wanted} bytes, got {size}", path)
+    if spec.printable and not value.isprintable():
+        raise bad(f"{path}: wanted a string without control characters, got {_short(value)}", path)
     return value
 
 

@@ -21,6 +21,7 @@ def tokenize(context: Context, fields: Fields) -> Fields:
     if fields["messages"] is not None:
         ids = encode_messages(context, {**fields, "add_special_tokens": bool(special)})
     else:
+        context.check_length(fields["prompt"])
         ids = context.chat.encode(fields["prompt"], add_special_tokens=special is not False)
     found: Fields = {
         "count": len(ids),
