@@ -90,6 +90,7 @@ def test_tiny_model_ends_at_eos(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @needs_smollm2
 @pytest.mark.skipif(find_gsm8k() is None, reason="GSM8K is not on this machine (BANYAN_TEST_DATA)")
 def test_gsm8k(smollm2: Path, capsys: pytest.CaptureFixture) -> None:
