@@ -10,12 +10,12 @@ MODEL := .cache/models/SmolLM2-135M-Instruct
 export BANYAN_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-all build extension lint cpp-test py-test asan-test peers peers-llama peers-test soak bench clean
+.PHONY: help demo test test-all build extension lint cpp-test py-test asan-test peers peers-llama peers-test soak bench bench-kernels bench-smoke clean
 
 help:
 	@echo "make demo      train SmolLM2-135M on arithmetic with GRPO on this machine (about 15 minutes)"
 	@echo "make test      C++ and Python tests; make test-all adds the slow ones; make soak: load for half an hour"
-	@echo "make build     environment, core and tests; make lint; make bench; make peers; make peers-test"
+	@echo "make build     environment, core and tests; make lint; make bench; make bench-kernels; make peers; make peers-test"
 
 demo: extension $(MODEL)
 	$(VENV)/bin/banyan train +recipe=smollm2_arithmetic actor_rollout_ref.model.path=$(MODEL) $(DEMO_ARGS)
@@ -24,7 +24,7 @@ test: lint cpp-test asan-test py-test
 
 test-all: build $(MODEL)
 	$(CTEST) --preset release
-	$(MAKE) lint asan-test
+	$(MAKE) lint asan-test bench-smoke
 	$(PY) -m pytest tests --durations=10
 
 # --- set-up -------------------------------------------------------------------------------------------------
@@ -76,6 +76,12 @@ py-test: build $(MODEL)
 
 bench: extension $(MODEL)
 	$(VENV)/bin/banyan bench step --model $(MODEL)
+
+# Every training kernel against the machine's limit; writes benchmarks/results/kernels.md. bench-smoke runs each once.
+KERNELS := build/release/benchmarks/kernels/training_bench
+bench-kernels bench-smoke: build/release/build.ninja extension
+	$(CMAKE) --build --preset release --target bench_kernels -j $(JOBS)
+	$(PY) benchmarks/kernel_report.py $(if $(filter bench-smoke,$@),--smoke) $(KERNELS)
 
 # Mixed load on the rollout engine for half an hour: nothing may leak.
 soak: extension

@@ -1,9 +1,12 @@
-// bench_trie: `banyan bench trie`. bench_rates, bench_limit, bench_grouped: `banyan bench rollout`.
+// profile_start, profile_stop and most of bench_*: `banyan bench step`. bench_trie: `banyan bench
+// trie`. bench_rates, bench_limit, bench_grouped: `banyan bench rollout`.
 #include "banyan/bench/grouped_bench.h"
 #include "banyan/bench/machine_rates.h"
 #include "banyan/bench/rollout_limit.h"
+#include "banyan/bench/scaling_bench.h"
 #include "banyan/bench/trie_bench.h"
 #include "banyan/bench/workload.h"
+#include "banyan/core/profile_report.h"
 #include "convert.h"
 
 namespace banyan::bindings {
@@ -121,6 +124,91 @@ py::dict grouped(models::CausalLM& model, const py::dict& given) {
   return out;
 }
 
+py::dict memory(int64_t num_bytes) {
+  bench::MemoryRates rates;
+  {
+    py::gil_scoped_release release;
+    rates = bench::measure_memory(num_bytes);
+  }
+  py::dict out;
+  out["read_bytes_per_s"] = rates.read_bytes_per_s;
+  out["copy_bytes_per_s"] = rates.copy_bytes_per_s;
+  return out;
+}
+
+bench::ScalingOptions scaling_options(const py::dict& given) {
+  bench::ScalingOptions options;
+  options.presets = given["presets"].cast<std::vector<std::string>>();
+  options.seed = get_or<uint64_t>(given, "seed", options.seed);
+  options.repeats = get_or<int64_t>(given, "repeats", options.repeats);
+  options.plan.max_tokens_per_block = get_or<int64_t>(given, "max_tokens_per_block", 0);
+  options.plan.max_samples_per_block = get_or<int64_t>(given, "max_samples_per_block", 0);
+  return options;
+}
+
+std::vector<py::dict> scaling_dicts(const std::vector<bench::ScalingSide>& sides) {
+  std::vector<py::dict> out;
+  for (const bench::ScalingSide& side : sides) {
+    py::dict& entry = out.emplace_back();
+    entry["logical_tokens"] = side.logical_tokens;
+    entry["unique_tokens"] = side.unique_tokens;
+    entry["blocks"] = side.blocks;
+    entry["seconds"] = side.seconds;
+    entry["median"] = side.median;
+  }
+  return out;
+}
+
+std::vector<py::dict> scaling(models::CausalLM& model, const py::dict& given) {
+  const bench::ScalingOptions options = scaling_options(given);
+  std::vector<bench::ScalingSide> sides;
+  {
+    py::gil_scoped_release release;
+    sides = bench::bench_scaling(model, options);
+  }
+  return scaling_dicts(sides);
+}
+
+std::vector<py::dict> planning(const models::CausalLM& model, const py::dict& given) {
+  const bench::ScalingOptions options = scaling_options(given);
+  std::vector<bench::ScalingSide> sides;
+  {
+    py::gil_scoped_release release;
+    sides = bench::bench_planning(model.shape().vocab, options);
+  }
+  return scaling_dicts(sides);
+}
+
+std::vector<py::dict> workload(const models::CausalLM& model,
+                               const std::string& preset,
+                               uint64_t seed) {
+  std::vector<py::dict> out;
+  const auto vocab = static_cast<int32_t>(model.shape().vocab);
+  for (const Sample& sample : bench::make_workload(preset, vocab, seed)) {
+    py::dict& entry = out.emplace_back();
+    entry["tokens"] = sample.tokens;
+    entry["scored"] = std::vector<int>(sample.scored.begin(), sample.scored.end());
+  }
+  return out;
+}
+
+std::vector<py::dict> stop_profile(const std::optional<std::string>& trace) {
+  const std::vector<profile::Event> events = profile::stop();
+  if (trace) profile::write_trace(events, *trace);
+  std::vector<py::dict> out;
+  for (const profile::Row& row : profile::table(events)) {
+    py::dict& entry = out.emplace_back();
+    entry["op"] = row.name;
+    entry["phase"] = profile::phase_name(row.phase);
+    entry["calls"] = row.calls;
+    entry["seconds"] = row.seconds;
+    entry["flops"] = row.flops;
+    entry["repeated_flops"] = row.repeated;
+    entry["bytes"] = row.bytes;
+  }
+  return out;
+}
+
 }  // namespace
 
 void bind_bench(py::module_& module) {
@@ -145,6 +233,36 @@ void bind_bench(py::module_& module) {
              py::arg("flops_per_s"),
              py::arg("bytes_per_s"),
              "Bytes, FLOPs and least seconds of a rollout at these rates.");
+  module.def("bench_memory",
+             &memory,
+             py::arg("num_bytes") = int64_t{256} << 20,
+             "Bytes per second that this machine reads and copies beyond its caches.");
+  module.def("bench_matrix_rate",
+             &bench::measure_matrix_rate,
+             py::arg("tries") = 20,
+             py::call_guard<py::gil_scoped_release>(),
+             "FLOP/s of at::mm on bf16 [2048, 1536] x [1536, 1536], the best of `tries`.");
+  module.def("bench_scaling",
+             &scaling,
+             py::arg("model"),
+             py::arg("options"),
+             "Times forward and backward over batches of different sizes, in turn.");
+  module.def("bench_planning",
+             &planning,
+             py::arg("model"),
+             py::arg("options"),
+             "Times trie build and planning alone.");
+  module.def("bench_workload",
+             &workload,
+             py::arg("model"),
+             py::arg("preset"),
+             py::arg("seed") = 1,
+             "Samples of a preset of `banyan bench trie`: tokens, and which are scored.");
+  module.def("profile_start", &profile::start, "Records every op from now on (core/profile.h).");
+  module.def("profile_stop",
+             &stop_profile,
+             py::arg("trace") = std::nullopt,
+             "Ends the recording: rows of the table of ops; the trace goes to the file `trace`.");
   module.def("bench_grouped",
              &grouped,
              py::arg("model"),

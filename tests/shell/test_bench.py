@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from banyan.bench.child import matrix_rate, run_rollout, run_step
+from banyan.bench.child import run_rollout, run_step
 from banyan.bench.flops import TrieSize, trie_size, update_flops
 from banyan.bench.work import PRESETS, find_gsm8k, find_preset, prompts_of
 from banyan.convert import convert
@@ -19,7 +19,7 @@ from banyan.errors import UserError
 from conftest import needs_smollm2
 from test_convert import write_gguf
 
-from banyan.bench import child, cli, peers, rollout
+from banyan.bench import bars, child, cli, peers, rollout, scale
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HAS_CORE = importlib.util.find_spec("banyan._C") is not None
@@ -63,8 +63,14 @@ def test_update_flops_of_smollm2(tmp_path: Path) -> None:
     assert update_flops(TrieSize(0, 0, 0, 1), tmp_path) == 6 * 576 * 49152
 
 
-def test_matrix_rate_is_a_rate() -> None:
-    assert 1e9 < matrix_rate(tries=2) < 1e16
+@pytest.mark.skipif(not HAS_CORE, reason="the extension banyan._C is not built")
+def test_the_machine_has_rates() -> None:
+    from banyan import extension
+
+    core = extension.load()
+    assert 1e8 < core.bench_matrix_rate(tries=2) < 1e16
+    memory = core.bench_memory(num_bytes=1 << 20)
+    assert 1e7 < min(memory.values()) < 1e15
 
 
 def test_generated_prompts(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +96,26 @@ def test_gsm8k_prompts(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 class StandInCore:
     """Calls the host in the core's order; responses differ by sample, times by step."""
 
+    def __init__(self) -> None:
+        self.profiled: list[str] = []
+
+    def bench_matrix_rate(self) -> float:
+        return 1e12
+
+    def bench_memory(self) -> dict[str, float]:
+        return {"read_bytes_per_s": 1e10, "copy_bytes_per_s": 2e10}
+
+    def profile_start(self) -> None:
+        self.profiled.append(f"behind step {self.step}")
+
+    def profile_stop(self, trace: str | None) -> list[dict[str, Any]]:
+        self.profiled.append(f"to step {self.step}, trace {trace}")
+        row = {"calls": 1, "seconds": 2.0, "repeated_flops": 10**12, "bytes": 10**10}
+        return [
+            {"op": "linear", "phase": "forward", **row, "flops": 10**12},
+            {"op": "step", "phase": "other", **row, "flops": 0, "repeated_flops": 0, "bytes": 0},
+        ]
+
     def train(self, config_json: str, host: Any) -> None:
         tree = json.loads(config_json)
         self.tree = tree
@@ -97,6 +123,7 @@ class StandInCore:
         step = 0
         while step < tree["trainer"]["total_training_steps"]:
             step += 1
+            self.step = step
             rows = host.next_prompts(tree["data"]["train_batch_size"])
             trajectories = [
                 {
@@ -141,6 +168,8 @@ def spec_of(model: Path, folder: Path, what: str) -> dict[str, Any]:
         "kernels": "native",
         "repeats": 2,
         "with_mfu": True,
+        "profile": False,
+        "trace": None,
         "work_file": str(folder / "work.json"),
         "result_file": str(folder / "result.json"),
     }
@@ -165,6 +194,22 @@ def test_child_reports_the_median_counted_step(model: Path, tmp_path: Path) -> N
     assert actor["actor"]["ppo_micro_batch_size_per_gpu"] == 2
 
 
+def test_child_profiles_one_more_step(model: Path, tmp_path: Path) -> None:
+    core = StandInCore()
+    result = run_step({**spec_of(model, tmp_path, "step"), "profile": True, "trace": "t"}, core)
+    assert core.profiled == ["behind step 3", "to step 4, trace t"]
+    assert result["stages"]["step"] == 8.0  # of the timed steps
+    found = result["profile"]
+    assert (found["seconds"], found["timed_seconds"]) == (6.0, 8.0)
+    assert (found["flops_per_s"], found["bytes_per_s"]) == (1e12, 2e10)
+    linear, step = found["rows"]
+    assert (linear["GFLOP_per_s"], linear["GB_per_s"]) == (1000.0, 5.0)
+    assert (linear["limit_seconds"], linear["limit_share"]) == (2.0, 1.0)
+    assert step["limit_share"] is None
+    assert found["update_flops"] == 10**12  # what is done again does not count
+    assert found["closed_form_flops"] == result["update_flops"]
+
+
 def test_child_refuses_a_short_response(model: Path, tmp_path: Path) -> None:
     class Short(StandInCore):
         def metrics(self, step: int, trajectories: list[dict[str, Any]]) -> dict[str, float]:
@@ -176,7 +221,10 @@ def test_child_refuses_a_short_response(model: Path, tmp_path: Path) -> None:
 
 
 def test_ratios() -> None:
-    on = {"stages": {"step": 10.0, "gen": 4.0, "update_actor": 5.0}}
+    on = {
+        "stages": {"step": 10.0, "gen": 4.0, "update_actor": 5.0},
+        "activation_peak_bytes": 2,
+    }
     others = {
         "trl_step": {"seconds": 40.0},
         "transformers_update": {"seconds": 15.0, "peak_bytes": 7, "activation_peak_bytes": 5},
@@ -188,8 +236,48 @@ def test_ratios() -> None:
         "generate_ratio_transformers": 5.0,
         "peak_bytes_transformers": 7,
         "activation_peak_bytes_transformers": 5,
+        "activation_peak_ratio_transformers": 0.4,
     }
     assert cli.ratios(on, {}) == {}
+
+
+def test_bars(capsys: pytest.CaptureFixture[str]) -> None:
+    found = bars.held({"mfu": 0.5, "step_ratio_trl": 9.9, "cost_of_twice_the_tokens": 2.0})
+    assert {key: entry["holds"] for key, entry in found.items()} == {
+        "mfu": True,
+        "step_ratio_trl": False,
+        "cost_of_twice_the_tokens": True,
+    }
+    assert found["step_ratio_trl"]["bar"] == ">= 10"
+    bars.print_bars(found)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if "holds" in line or "MISSED" in line] == [
+        "mfu",
+        "step_ratio_trl",
+        "cost_of_twice_the_tokens",
+    ]
+
+
+def test_figures_of_scale() -> None:
+    sharing = {"ratio": 6.6, "efficiency": 0.97, "off": {"median": 50.0}}
+    growth = {
+        "passes": [{"median": 10.0}, {"median": 20.5}],
+        "planning": {"median": 0.4, "unique_tokens": 600_000},
+    }
+    assert scale.figures(sharing, 200.0, growth, 0.001) == {
+        "sharing_ratio_P4kR256n16": 6.6,
+        "sharing_efficiency_P4kR256n16": 0.97,
+        "sharing_off_ratio_transformers_P4kR256n16": 4.0,
+        "cost_of_twice_the_tokens": 2.05,
+        "planner_share_1M_tokens": pytest.approx(0.4 / 600),
+    }
+    measured = set(scale.figures(sharing, 200.0, growth, 0.001)) | {
+        "update_ratio_transformers",
+        "mfu",
+        "step_ratio_trl",
+        "activation_peak_ratio_transformers",
+    }
+    assert {bar.key for bar in bars.BARS} <= measured
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -233,6 +321,54 @@ def test_step_with_the_core(model: Path, tmp_path: Path) -> None:
     assert result["unique_tokens"] < result["logical_tokens"]
     assert result["stages"]["gen"] > 0
     assert "mfu" in result
+
+
+@pytest.mark.skipif(not HAS_CORE, reason="the extension banyan._C is not built")
+def test_profile_with_the_core(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result_file, trace_file = tmp_path / "result.json", tmp_path / "trace.json"
+    arguments = ["--model", str(model), "--preset", "tiny-1x2x8", "--repeats", "1", "--profile"]
+    files = ["--json", str(result_file), "--trace", str(trace_file)]
+    assert cli.run(parse("step", *arguments, *files)) == 0
+    found = json.loads(result_file.read_text())["profile"]
+    assert found["update_flops"] == found["closed_form_flops"] > 0
+    rows = {(row["phase"], row["op"]): row for row in found["rows"]}
+    assert {"rollout", "forward", "loss", "backward", "optimizer"} <= {p for p, _ in rows}
+    assert rows["backward", "head backward"]["repeated_flops"] > 0
+    assert rows["optimizer", "AdamW"]["calls"] == 1
+    assert "furthest above the limit" in capsys.readouterr().out
+    events = json.loads(trace_file.read_text())["traceEvents"]
+    assert {event["name"] for event in events} >= {"step", "forward", "attention", "AdamW"}
+    step = next(event for event in events if event["name"] == "step")
+    # Each op's own time: together the step.
+    total = sum(row["seconds"] for row in found["rows"])
+    assert total == pytest.approx(step["dur"] * 1e-6, rel=1e-3)
+    for event in events:
+        assert step["ts"] <= event["ts"] + 0.002
+        assert event["ts"] + event["dur"] <= step["ts"] + step["dur"] + 0.002
+    with pytest.raises(UserError, match="--trace: wanted --profile"):
+        cli.run(parse("step", "--model", str(model), "--trace", str(trace_file)))
+
+
+@pytest.mark.skipif(not HAS_CORE, reason="the extension banyan._C is not built")
+def test_growth_with_the_core(model: Path, tmp_path: Path) -> None:
+    from banyan import extension
+
+    core = extension.load()
+    spec = {"model": str(model), "kernels": "native", "repeats": 1}
+    presets = ["P20R9n4x2", "P20R9n4x4"]
+    result = scale.run_growth({**spec, "presets": presets, "million": "P20R9n4x8"}, core)
+    assert [side["unique_tokens"] for side in result["passes"]] == [112, 224]
+    assert [side["blocks"] for side in result["passes"]] == [1, 2]  # of at most eight samples
+    assert result["planning"]["logical_tokens"] == 8 * 116
+    assert result["planning"]["median"] > 0
+    work_file = tmp_path / "sequences.json"
+    spec |= {"preset": "P20R9n4", "work_file": str(work_file)}
+    assert scale.run_sharing(spec, core)["unique_tokens"] == 56
+    sequences = json.loads(work_file.read_text())["sequences"]
+    assert [len(s["tokens"]) for s in sequences] == [29] * 4
+    assert [sum(s["scored"]) for s in sequences] == [9] * 4
 
 
 @pytest.mark.skipif(not HAS_CORE, reason="the extension banyan._C is not built")
@@ -304,6 +440,23 @@ def test_peers_run(model: Path, tmp_path: Path, name: str) -> None:
     }
     (tmp_path / "work.json").write_text(json.dumps(work))
     result = peers.measure(name, model, tmp_path / "work.json", tmp_path)
+    check_peer(result)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", each(["transformers_sequence"]))
+def test_sequence_peer_has_the_loss_of_the_core(model: Path, tmp_path: Path, name: str) -> None:
+    from banyan import extension
+
+    spec = {"model": str(model), "kernels": "native", "repeats": 1, "preset": "P20R9n4"}
+    work_file = tmp_path / "sequences.json"
+    ours = scale.run_sharing({**spec, "work_file": str(work_file)}, extension.load())
+    result = peers.measure(name, model, work_file, tmp_path)
+    check_peer(result)
+    assert result["loss"] == pytest.approx(ours["off"]["loss"], rel=0.01)
+
+
+def check_peer(result: dict[str, Any]) -> None:
     assert result["seconds"] > 0
     assert result["weights"] in ("fp32", "bf16", "float32")
     assert result["peak_bytes"] > 1 << 20

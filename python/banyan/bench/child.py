@@ -16,10 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from banyan.bench import profile, scale
 from banyan.bench.flops import trie_size, update_flops
 from banyan.bench.host import BenchHost, FinishedError, status_bytes
-
-_RATE_SHAPE = (2048, 1536, 1536)  # M, K, N
 
 
 def config_json(spec: dict[str, Any], num_steps: int, folder: str) -> str:
@@ -64,11 +63,20 @@ def config_json(spec: dict[str, Any], num_steps: int, folder: str) -> str:
 
 def run_step(spec: dict[str, Any], core: Any) -> dict[str, Any]:
     """Whole training steps: stages, tokens, memory, and the trajectories as work for the peers."""
-    num_steps = 1 + spec["repeats"]
-    host = BenchHost(spec["prompts"], num_steps)
+    timed_steps = 1 + spec["repeats"]
+    num_steps = timed_steps + (1 if spec["profile"] else 0)
+    rows: list[dict[str, Any]] = []
+
+    def on_step(done: int) -> None:
+        if spec["profile"] and done == timed_steps:
+            core.profile_start()
+        if spec["profile"] and done == num_steps:
+            rows.extend(core.profile_stop(spec["trace"]))
+
+    host = BenchHost(spec["prompts"], num_steps, on_step)
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(FinishedError):
         core.train(config_json(spec, num_steps, folder), host)
-    timed = sorted(host.metrics[1:], key=lambda metrics: metrics["timing_s/step"])
+    timed = sorted(host.metrics[1:timed_steps], key=lambda metrics: metrics["timing_s/step"])
     median = timed[len(timed) // 2]
     stages = {
         k.removeprefix("timing_s/"): v for k, v in median.items() if k.startswith("timing_s/")
@@ -85,11 +93,34 @@ def run_step(spec: dict[str, Any], core: Any) -> dict[str, Any]:
             m["perf/update_peak_bytes"] - m["perf/state_bytes"] for m in host.metrics[1:]
         ),
     }
+    if spec["profile"]:
+        result["profile"] = profile_of(rows, host, median["timing_s/step"], spec, core)
     if spec["with_mfu"]:
-        result |= mfu(host.trajectories, stages["update_actor"], Path(spec["model"]))
+        result |= mfu(
+            host.trajectories, stages["update_actor"], Path(spec["model"]), core.bench_matrix_rate()
+        )
     if spec["work_file"]:
         write_work(Path(spec["work_file"]), spec["prompts"], host.trajectories)
     return result
+
+
+def profile_of(
+    rows: list[dict[str, Any]], host: BenchHost, timed: float, spec: dict[str, Any], core: Any
+) -> dict[str, Any]:
+    """The table of the profiled step, which is the last one, and the rates that it is held to."""
+    memory = core.bench_memory()
+    flops_per_s, bytes_per_s = core.bench_matrix_rate(), max(memory.values())
+    size = trie_size([(t["prompt"], t["response"]) for t in host.trajectories])
+    return {
+        "seconds": host.metrics[-1]["timing_s/step"],
+        "timed_seconds": timed,
+        "flops_per_s": flops_per_s,
+        "bytes_per_s": bytes_per_s,
+        **memory,
+        "update_flops": profile.update_flops(rows),
+        "closed_form_flops": update_flops(size, Path(spec["model"])),
+        "rows": profile.with_limits(rows, flops_per_s, bytes_per_s),
+    }
 
 
 def run_rollout(spec: dict[str, Any], core: Any) -> dict[str, Any]:
@@ -157,27 +188,13 @@ def check_lengths(trajectories: list[dict[str, Any]], spec: dict[str, Any]) -> N
         )
 
 
-def mfu(trajectories: list[dict[str, Any]], seconds: float, model: Path) -> dict[str, float]:
-    """Share of the machine's bf16 matrix rate that the update reaches."""
+def mfu(
+    trajectories: list[dict[str, Any]], seconds: float, model: Path, rate: float
+) -> dict[str, float]:
+    """Share of `rate`, the machine's bf16 matrix rate in FLOP/s, that the update reaches."""
     size = trie_size([(t["prompt"], t["response"]) for t in trajectories])
     flops = update_flops(size, model)
-    rate = matrix_rate()
     return {"mfu": flops / seconds / rate, "update_flops": flops, "matrix_flops_per_s": rate}
-
-
-def matrix_rate(tries: int = 20) -> float:
-    """FLOP/s of at::mm on bf16 matrices of _RATE_SHAPE, the best of `tries`."""
-    import torch
-
-    m, k, n = _RATE_SHAPE
-    a = torch.randn(m, k).to(torch.bfloat16)
-    b = torch.randn(k, n).to(torch.bfloat16)
-    best = float("inf")
-    for _ in range(tries):
-        start = time.perf_counter()
-        torch.mm(a, b)
-        best = min(best, time.perf_counter() - start)
-    return 2.0 * m * k * n / best
 
 
 def write_work(path: Path, prompts: list[list[int]], trajectories: list[dict[str, Any]]) -> None:
@@ -197,7 +214,13 @@ def main() -> None:
 
     spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     core = extension.load()
-    result = {"step": run_step, "rollout": run_rollout}[spec["what"]](spec, core)
+    runs = {
+        "step": run_step,
+        "rollout": run_rollout,
+        "sharing": scale.run_sharing,
+        "growth": scale.run_growth,
+    }
+    result = runs[spec["what"]](spec, core)
     Path(spec["result_file"]).write_text(json.dumps(result), encoding="utf-8")
 
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from banyan import version
-from banyan.bench import peers, rollout, trie
+from banyan.bench import bars, peers, profile, rollout, scale, trie
 from banyan.bench.work import PRESETS, ROLLOUT_PRESETS, Preset, find_preset, prompts_of
 from banyan.errors import UserError
 
 _DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-_STEP_PEERS = ["transformers_update", "transformers_generate", "trl_step"]
+_STEP_PEERS = ["transformers_update", "transformers_generate", "trl_step"]  # of the preset
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time the peers too: step: transformers and TRL; rollout: vLLM, transformers, "
         "llama.cpp where it is built (`make peers` first)",
     )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="step: one more step with sharing on, timed op by op against the machine's limits",
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="step: with --profile, its trace, for chrome://tracing or Perfetto",
+    )
     parser.add_argument("--repeats", type=int, default=3, help="timed runs (default: %(default)s)")
     parser.add_argument(
         "--max-tokens-per-block", type=int, default=8192, help="trie: default: %(default)s"
@@ -69,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     from banyan.data.chat import Chat
 
     model = find_model(args.model)
+    if args.trace and not args.profile:
+        raise UserError("--trace: wanted --profile too")
     if args.what == "trie":
         result = {**describe(args, model), **trie.run(args, model, extension.load())}
         write(args, result)
@@ -95,6 +108,8 @@ def run(args: argparse.Namespace) -> int:
         described = {**describe(args, model), "preset": args.preset, "prompts": source}
         result = {**described, **bench.measure(names)}
     print_result(result)
+    if "profile" in result:
+        profile.print_profile(result["profile"])
     write(args, result)
     return 0
 
@@ -133,7 +148,6 @@ class Bench:
         self._model = model
         self._folder = folder
         self._spec: dict[str, Any] = {
-            "what": args.what,
             "model": str(model),
             "prompts": prompts,
             "group_size": preset.group_size,
@@ -141,42 +155,77 @@ class Bench:
             "micro_batch": preset.micro_batch,
             "kernels": args.kernels,
             "repeats": args.repeats,
+            "profile": args.profile,
+            "trace": str(args.trace.resolve()) if args.trace else None,
         }
 
     def measure(self, names: list[str]) -> dict[str, Any]:
         work_file = self._folder / "work.json"
-        on = self._banyan("on", work_file)
-        off = self._banyan("off", None)
+        on = self._step("on", work_file)
+        # A profile alone is a look at one side.
+        off = self._step("off", None) if names or not self._spec["profile"] else None
         others = {}
         for name in names:
             print(f"timing {name} ...", flush=True)
             others[name] = peers.measure(name, self._model, work_file, self._folder)
         seconds = on["stages"]["step"]
-        return {
+        against_off = (
+            {
+                "stages_share_off": off["stages"],
+                "share_on_ratio": off["stages"]["step"] / seconds,
+            }
+            if off
+            else {}
+        )
+        result = {
             **on,
             "seconds": seconds,
             "logical_tokens_per_s": on["logical_tokens"] / seconds,
             "unique_tokens_per_s": on["unique_tokens"] / seconds,
-            "stages_share_off": off["stages"],
-            "share_on_ratio": off["stages"]["step"] / seconds,
+            **against_off,
             **ratios(on, others),
             "peers": others,
         }
+        if names:
+            result |= self._scale(on["stages"]["update_actor"] / on["unique_tokens"])
+        return {**result, "bars": bars.held(result)}
 
-    def _banyan(self, share: str, work_file: Path | None) -> dict[str, Any]:
-        print(f"timing banyan, sharing {share} ...", flush=True)
-        result_file = self._folder / f"banyan_{share}.json"
-        spec_file = self._folder / f"spec_{share}.json"
+    def _scale(self, update_seconds_per_token: float) -> dict[str, Any]:
+        sequences = self._folder / "sequences.json"
+        sharing = self._child(
+            "sharing", {"preset": scale.PRESET, "work_file": str(sequences)}, scale.PRESET
+        )
+        print("timing transformers_sequence ...", flush=True)
+        peer = peers.measure("transformers_sequence", self._model, sequences, self._folder)
+        growth = self._child(
+            "growth", {"presets": scale.TOKENS, "million": scale.MILLION}, "growth with the tokens"
+        )
+        return {
+            **scale.figures(sharing, peer["seconds"], growth, update_seconds_per_token),
+            "sharing": sharing,
+            "growth": growth,
+            "transformers_sequence": peer,
+        }
+
+    def _step(self, share: str, work_file: Path | None) -> dict[str, Any]:
         spec = {
-            **self._spec,
             "share": share,
             "with_mfu": share == "on",
+            "profile": self._spec["profile"] and share == "on",
             "work_file": str(work_file) if work_file else None,
-            "result_file": str(result_file),
         }
+        return self._child("step", spec, f"sharing {share}")
+
+    def _child(self, what: str, spec: dict[str, Any], words: str) -> dict[str, Any]:
+        """Runs banyan.bench.child over the common specification and `spec`."""
+        print(f"timing banyan, {words} ...", flush=True)
+        name = words.replace(" ", "_")
+        result_file = self._folder / f"banyan_{name}.json"
+        spec_file = self._folder / f"spec_{name}.json"
+        spec = {**self._spec, "what": what, **spec, "result_file": str(result_file)}
         spec_file.write_text(json.dumps(spec), encoding="utf-8")
         command = [sys.executable, "-m", "banyan.bench.child", str(spec_file)]
-        peers.run(command, self._folder / f"banyan_{share}.log", keep_path=True)
+        peers.run(command, self._folder / f"banyan_{name}.log", keep_path=True)
         return json.loads(result_file.read_text(encoding="utf-8"))
 
 
@@ -190,6 +239,9 @@ def ratios(on: dict[str, Any], others: dict[str, dict[str, Any]]) -> dict[str, A
         found["update_ratio_transformers"] = update["seconds"] / on["stages"]["update_actor"]
         found["peak_bytes_transformers"] = update["peak_bytes"]
         found["activation_peak_bytes_transformers"] = update["activation_peak_bytes"]
+        found["activation_peak_ratio_transformers"] = (
+            on["activation_peak_bytes"] / update["activation_peak_bytes"]
+        )
     if "transformers_generate" in others:
         generate = others["transformers_generate"]
         found["generate_ratio_transformers"] = generate["seconds"] / on["stages"]["gen"]
@@ -204,11 +256,11 @@ def describe(args: argparse.Namespace, model: Path) -> dict[str, Any]:
         "banyan": version(),
         "kernels": args.kernels,
         "weights": "fp32 masters, bf16 compute" if args.what == "step" else "bf16",
-        "machine": {"processor": _processor(), "cores": os.cpu_count(), "os": platform.release()},
+        "machine": {"processor": processor(), "cores": os.cpu_count(), "os": platform.release()},
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
@@ -221,9 +273,10 @@ def print_result(result: dict[str, Any]) -> None:
         f"\n{result['bench']} {result['preset']} ({result['prompts']} prompts), {result['model']}"
     )
     for name, seconds in result["stages"].items():
-        off = result["stages_share_off"].get(name)
+        off = result.get("stages_share_off", {}).get(name)
         if seconds > 0 or off:
-            print(f"  {name:<16}{seconds:9.2f} s    sharing off {off or 0:9.2f} s")
+            beside = f"    sharing off {off:9.2f} s" if off is not None else ""
+            print(f"  {name:<16}{seconds:9.2f} s{beside}")
     rates = result["logical_tokens_per_s"], result["unique_tokens_per_s"]
     print(f"  tokens/s        {rates[0]:9.0f} logical, {rates[1]:.0f} unique")
     print(f"  peak memory     {_gib(result['peak_bytes'])}")
@@ -237,8 +290,9 @@ def print_result(result: dict[str, Any]) -> None:
         precision = f"{peer['weights']} weights, {peer.get('compute', peer['weights'])} compute"
         print(f"  {name:<24}{peer['seconds']:8.2f} s   {precision}")
     for name in result:
-        if "_ratio" in name:
+        if "_ratio" in name and name not in result["bars"]:
             print(f"  {name:<28}{result[name]:8.2f}")
+    bars.print_bars(result["bars"])
 
 
 def _gib(num_bytes: float) -> str:

@@ -6,6 +6,7 @@ It ends the run by an exception when the steps are done, since a benchmark wants
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,19 @@ def reward_of(tokens: list[int]) -> float:
 
 
 class BenchHost:
-    """Implements core/host.h for `num_steps` steps over the same prompts."""
+    """Implements core/host.h for `num_steps` steps over the same prompts.
 
-    def __init__(self, prompts: list[list[int]], num_steps: int) -> None:
+    Args:
+        on_step: Called after each step with the number of steps done.
+    """
+
+    def __init__(
+        self,
+        prompts: list[list[int]],
+        num_steps: int,
+        on_step: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        self._on_step = on_step
         self._prompts = prompts
         self._num_steps = num_steps
         self._scores: list[dict[str, Any]] = []
@@ -75,6 +86,7 @@ class BenchHost:
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self._look_at_memory()
         self.metrics.append(dict(metrics))
+        self._on_step(len(self.metrics))
 
     def say(self, line: str) -> None:
         print(line, flush=True)

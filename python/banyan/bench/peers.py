@@ -13,6 +13,7 @@ from banyan.errors import UserError
 # peer -> (environment under build/peers, script, further arguments)
 PEERS = {
     "transformers_update": ("transformers", "transformers_update.py", ["--repeats", "2"]),
+    "transformers_sequence": ("transformers", "transformers_sequence.py", ["--repeats", "1"]),
     "transformers_generate": ("transformers", "transformers_generate.py", ["--repeats", "1"]),
     "trl_step": ("trl", "trl_step.py", ["--repeats", "1"]),
     "vllm": ("vllm", "vllm_rollout.py", []),

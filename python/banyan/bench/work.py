@@ -32,6 +32,7 @@ PRESETS = {
     "1x1": Preset(1, 1, 128, 8),
     "8x8": Preset(8, 8, 128, 8),
     "16x8": Preset(16, 8, 128, 8),
+    "tiny-1x2x8": Preset(1, 2, 8, 2),
     "tiny-2x2x8": Preset(2, 2, 8, 2),  # seconds even for a debug build; not a measurement
 }
 

@@ -39,6 +39,7 @@ void expect(const std::string& name, const Sizes& wanted) {
 TEST(Workload, HasTheSizesOfItsName) {
   expect("P100R200n8", {8, 2400, 1700, 1600});
   expect("P4kR256n16", {16, 69632, 8192, 4096});
+  expect("P100R200n8x3", {24, 7200, 5100, 4800});
   // n K (S + (K + 1) c / 2) and S + n K c of specification D1, S = 512 and c = 96.
   expect("turns10n8", {80, 83200, 8192, 5120});
   expect("tree-b2d6", {64, 64 * 7 * 50, 127 * 50, 64 * 6 * 50});

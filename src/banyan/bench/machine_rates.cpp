@@ -2,11 +2,14 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "banyan/bench/median.h"
@@ -44,19 +47,32 @@ BANYAN_MULTIVERSION uint64_t fold(const uint64_t* words, int64_t count) {
   return folded;
 }
 
-// Reads every byte of `weights`; the result keeps the reads alive.
-uint64_t read_all(const std::vector<ops::LinearWeight>& weights) {
+// Reads every byte of `x`; the result keeps the reads alive.
+uint64_t read_all(const at::Tensor& x) {
   std::atomic<uint64_t> folded{0};
-  for (const ops::LinearWeight& weight : weights) {
-    const auto* words = static_cast<const uint64_t*>(weight.packed.const_data_ptr());
-    const auto count = static_cast<int64_t>(weight.packed.nbytes() / sizeof(uint64_t));
-    const int64_t step = kChunk / static_cast<int64_t>(sizeof(uint64_t));
-    at::parallel_for(0, (count + step - 1) / step, 1, [&](int64_t begin, int64_t end) {
-      const int64_t first = begin * step;
-      folded ^= fold(words + first, std::min(end * step, count) - first);
-    });
-  }
+  const auto* words = static_cast<const uint64_t*>(x.const_data_ptr());
+  const auto count = static_cast<int64_t>(x.nbytes() / sizeof(uint64_t));
+  const int64_t step = kChunk / static_cast<int64_t>(sizeof(uint64_t));
+  at::parallel_for(0, (count + step - 1) / step, 1, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * step;
+    folded ^= fold(words + first, std::min(end * step, count) - first);
+  });
   return folded;
+}
+
+void keep(uint64_t value) {
+  volatile uint64_t kept = value;
+  (void)kept;
+}
+
+void copy_all(const at::Tensor& from, at::Tensor& to) {
+  const auto size = static_cast<int64_t>(from.nbytes());
+  at::parallel_for(0, (size + kChunk - 1) / kChunk, 1, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kChunk;
+    std::memcpy(static_cast<char*>(to.data_ptr()) + first,
+                static_cast<const char*>(from.const_data_ptr()) + first,
+                std::min(end * kChunk, size) - first);
+  });
 }
 
 // Seconds of one call of `run`, the median of `repeats` timings of at least kLeastSeconds.
@@ -117,11 +133,44 @@ MachineRates measure_rates(const models::ModelShape& shape,
   rates.mm_flops_per_s = flops / mm_seconds;
   rates.flops_per_s = std::max(rates.packed_flops_per_s, rates.mm_flops_per_s);
   uint64_t folded = 0;
-  const double read_seconds = seconds_of(repeats, [&] { folded ^= read_all(weights); });
-  volatile uint64_t kept = folded;
-  (void)kept;
+  const double read_seconds = seconds_of(repeats, [&] {
+    for (const ops::LinearWeight& each : weights) folded ^= read_all(each.packed);
+  });
+  keep(folded);
   rates.bytes_per_s = static_cast<double>(rates.weight_bytes) / read_seconds;
   return rates;
+}
+
+double measure_matrix_rate(int64_t tries) {
+  constexpr int64_t kRows = 2048;
+  constexpr int64_t kSide = 1536;
+  const at::Tensor a = at::randn({kRows, kSide}, at::kFloat).to(at::kBFloat16);
+  const at::Tensor b = at::randn({kSide, kSide}, at::kFloat).to(at::kBFloat16);
+  double best = std::numeric_limits<double>::max();
+  for (int64_t i = 0; i < tries; ++i) {
+    train::Clock clock;
+    at::mm(a, b);
+    best = std::min(best, clock.lap());
+  }
+  return 2.0 * static_cast<double>(kRows * kSide * kSide) / best;
+}
+
+MemoryRates measure_memory(int64_t num_bytes, int64_t repeats) {
+  const at::Tensor from = at::ones({num_bytes}, at::kByte);
+  at::Tensor to = at::zeros({num_bytes}, at::kByte);
+  uint64_t folded = 0;
+  double read_seconds = std::numeric_limits<double>::max();
+  double copy_seconds = std::numeric_limits<double>::max();
+  for (int64_t i = 0; i < repeats; ++i) {
+    train::Clock clock;
+    folded ^= read_all(from);
+    read_seconds = std::min(read_seconds, clock.lap());
+    copy_all(from, to);
+    copy_seconds = std::min(copy_seconds, clock.lap());
+  }
+  keep(folded);
+  const auto bytes = static_cast<double>(num_bytes);
+  return {.read_bytes_per_s = bytes / read_seconds, .copy_bytes_per_s = 2.0 * bytes / copy_seconds};
 }
 
 ModelCost model_cost(const models::ModelShape& shape) {

@@ -30,6 +30,19 @@ MachineRates measure_rates(const models::ModelShape& shape,
                            int64_t rows = 64,
                            int64_t repeats = 5);
 
+// Bytes that all threads move per second, far beyond the caches: reading them, and copying them
+// (read and written bytes count). The best of `repeats` runs each: a limit, not an average.
+struct MemoryRates {
+  double read_bytes_per_s = 0.0;
+  double copy_bytes_per_s = 0.0;
+};
+
+MemoryRates measure_memory(int64_t num_bytes = int64_t{256} << 20, int64_t repeats = 5);
+
+// FLOP/s of at::mm on bf16 matrices [2048, 1536] x [1536, 1536] with all threads, the best of
+// `tries`: what model FLOPs are held to.
+double measure_matrix_rate(int64_t tries = 20);
+
 // What a decode step of the model reads and computes, in bf16: the constants of rollout_limit.h.
 ModelCost model_cost(const models::ModelShape& shape);
 

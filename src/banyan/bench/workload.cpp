@@ -112,7 +112,7 @@ std::vector<std::string> preset_names() {
 }
 
 std::vector<Sample> make_workload(const std::string& name, int32_t vocab, uint64_t seed) {
-  static const std::regex kGroup("P(\\d{1,6}k?)R(\\d{1,6}k?)n(\\d{1,4})");
+  static const std::regex kGroup("P(\\d{1,6}k?)R(\\d{1,6}k?)n(\\d{1,4})(?:x(\\d{1,4}))?");
   static const std::regex kTurns("turns(\\d{1,3})n(\\d{1,3})");
   static const std::regex kTree("tree-b(\\d{1,2})d(\\d)");
   static const std::regex kAlone("alone(\\d{1,4})");
@@ -127,7 +127,7 @@ std::vector<Sample> make_workload(const std::string& name, int32_t vocab, uint64
   };
   std::vector<Sample> samples;
   if (std::regex_match(name, found, kGroup)) {
-    samples = prompts(1, field(1), field(2), field(3), vocab, tokens);
+    samples = prompts(found[4].matched ? field(4) : 1, field(1), field(2), field(3), vocab, tokens);
   } else if (std::regex_match(name, found, kTurns)) {
     samples = turns(field(1), field(2), vocab, tokens);
   } else if (std::regex_match(name, found, kTree)) {
@@ -138,7 +138,8 @@ std::vector<Sample> make_workload(const std::string& name, int32_t vocab, uint64
     samples = prompts(1, kFanTrunk, 1, field(1), vocab, tokens);
   }
   BANYAN_CHECK(!samples.empty() && positive,
-               "[bench] --preset: wanted P<p>R<r>n<n>, turns<k>n<n>, tree-b<b>d<d>, alone<n> or "
+               "[bench] --preset: wanted P<p>R<r>n<n>, P<p>R<r>n<n>x<g>, turns<k>n<n>, "
+               "tree-b<b>d<d>, alone<n> or "
                "fan<n> (numbers above 0), got '",
                name,
                "'");

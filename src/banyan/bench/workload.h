@@ -2,6 +2,7 @@
 // name, vocabulary and seed give the same tokens on every machine. Torch-free.
 //
 //   P<p>R<r>n<n>       one prompt of p tokens, n responses of r tokens (scored); 4k = 4096
+//   P<p>R<r>n<n>x<g>   g such groups, of different prompts
 //   turns<k>n<n>       n chats of k turns after one system prompt of 512 tokens; a turn is 32
 //   tokens
 //                      of the user and 64 of the assistant. Each turn is a sample of its own that

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "banyan/core/error.h"
+#include "banyan/core/profile.h"
 
 namespace banyan {
 
@@ -53,12 +54,17 @@ void ParamTable::ensure_grads() {
 }
 
 void ParamTable::zero_grads() {
+  const profile::Scope timed("zero gradients",
+                             [&] { return profile::Work{.bytes = 4 * num_elements()}; });
   for (Param& param : params_) {
     if (param.grad.defined()) param.grad.zero_();
   }
 }
 
 void ParamTable::repack() {
+  // A master is read; up to two bf16 forms are written.
+  const profile::Scope timed("repack weights",
+                             [&] { return profile::Work{.bytes = 8 * num_elements()}; });
   BANYAN_ASSERT(has_masters_, "repack without masters");
   for (const Form& form : forms_) form.repack();
   has_forms_ = true;

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "banyan/core/profile.h"
 #include "banyan/ops/rms_norm.h"
 #include "banyan/ops/rope.h"
 
@@ -68,6 +69,7 @@ Attention::Heads Attention::rotated(const LayerContext& context, const at::Tenso
 at::Tensor Attention::forward(const LayerContext& context,
                               const at::Tensor& x,
                               Saved* saved) const {
+  const profile::Scope timed("attention half");
   at::Tensor qkv =
       qkv_.forward(ops::rms_norm_forward(x, norm_.compute(), shape_.norm_eps, options_));
   const Heads heads = rotated(context, qkv);
@@ -99,6 +101,7 @@ at::Tensor Attention::head_backward(const LayerContext& context,
 }
 
 at::Tensor Attention::backward(const LayerContext& context, const at::Tensor& dy, Saved saved) {
+  const profile::Scope timed("attention half");
   at::Tensor grad_out = out_.backward(dy, saved.out.flatten(1)).view(saved.out.sizes());
   at::Tensor dqkv;
   {

@@ -4,18 +4,36 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "banyan/core/error.h"
+#include "banyan/core/profile.h"
 #include "banyan/nn/decoder.h"
 
 namespace banyan::nn {
 namespace {
+
+// Every weight of the body once, bf16, and each page of keys and values once.
+profile::Work pass_work(const DecoderOptions& shape, const ops::PagedBatch& batch) {
+  const int64_t attended = shape.heads * shape.head_dim;
+  const int64_t kv = shape.kv_heads * shape.head_dim;
+  const int64_t weights =
+      shape.layers * shape.hidden * (2 * attended + 2 * kv + 3 * shape.intermediate);
+  int64_t pairs = 0;
+  for (const int32_t position : batch.positions()) pairs += position + 1;
+  std::set<int32_t> pages;
+  for (const ops::PagedRun& run : batch.runs()) pages.insert(run.pages.begin(), run.pages.end());
+  const int64_t kept = static_cast<int64_t>(pages.size()) * ops::kPathTile;
+  return {.flops = 2 * weights * batch.num_tokens() + 4 * attended * shape.layers * pairs,
+          .bytes = 2 * weights + 4 * kv * shape.layers * kept};
+}
 
 uint16_t* bits_of(const at::Tensor& x) { return static_cast<uint16_t*>(x.data_ptr()); }
 
 }  // namespace
 
 at::Tensor Decoder::infer(ops::KvPool& pool, const ops::PagedBatch& batch) {
+  const profile::Scope timed("decoder pass", [&] { return pass_work(shape_, batch); });
   BANYAN_ASSERT(is_native(options_), "decoder: infer is for the native kernels");
   rope_.reserve(batch.last_position() + 1);
   pass_.attention = {.num_heads = shape_.heads,

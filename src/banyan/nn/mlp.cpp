@@ -1,5 +1,6 @@
 #include "banyan/nn/mlp.h"
 
+#include "banyan/core/profile.h"
 #include "banyan/ops/rms_norm.h"
 #include "banyan/ops/swiglu.h"
 
@@ -28,6 +29,7 @@ Mlp::Mlp(ParamTable& table,
             with_backward) {}
 
 at::Tensor Mlp::forward(const at::Tensor& x, Saved* saved) const {
+  const profile::Scope timed("feed-forward half");
   at::Tensor gate_up =
       gate_up_.forward(ops::rms_norm_forward(x, norm_.compute(), norm_eps_, options_));
   at::Tensor y = down_.forward(ops::swiglu_forward(gate_up, options_)).add_(x);
@@ -42,6 +44,7 @@ void Mlp::fill(kernels::PassLayer& layer) const {
 }
 
 at::Tensor Mlp::backward(const at::Tensor& dy, Saved saved) {
+  const profile::Scope timed("feed-forward half");
   at::Tensor dgate_up;
   {
     const at::Tensor dact = down_.backward(dy, ops::swiglu_forward(saved.gate_up, options_));

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "banyan/core/error.h"
+#include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/head.h"
 #include "banyan/ops/detail/edge_logprob_aten.h"
 
@@ -97,6 +98,18 @@ const float* gradient_values(const char* what, const at::Tensor& gradient, int64
   return gradient.const_data_ptr<float>();
 }
 
+// Forward one product with the head; backward two, and the logits once more. dW is fp32, read and
+// written.
+profile::Work head_work(const at::Tensor& hidden, const LinearWeight& head, bool backward) {
+  const int64_t rows = hidden.size(0);
+  const int64_t product = 2 * rows * head.in * head.out;
+  const int64_t weight = head.in * head.out;
+  return {.flops = backward ? 2 * product : product,
+          .repeated = backward ? product : 0,
+          .bytes = backward ? 4 * rows * head.in + (2 + 2 + 8) * weight
+                            : 2 * rows * head.in + 2 * weight};
+}
+
 // `rows` is hidden with unit stride in a row.
 HeadInput kernel_input(const at::Tensor& rows,
                        const LinearWeight& head,
@@ -119,6 +132,7 @@ EdgeLogprob edge_logprob_forward(const at::Tensor& hidden,
                                  double temperature,
                                  bool with_entropy,
                                  const ComputeOptions& options) {
+  const profile::Scope timed("head", [&] { return head_work(hidden, head, /*backward=*/false); });
   check_temperature(temperature);
   check_hidden(hidden, head, options);
   check_index(index, hidden.size(0), head.out);
@@ -146,6 +160,8 @@ at::Tensor edge_logprob_backward(const at::Tensor& hidden,
                                  double temperature,
                                  at::Tensor& grad_head,
                                  const ComputeOptions& options) {
+  const profile::Scope timed("head backward",
+                             [&] { return head_work(hidden, head, /*backward=*/true); });
   check_temperature(temperature);
   check_hidden(hidden, head, options);
   check_index(index, hidden.size(0), head.out);

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "banyan/core/error.h"
+#include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/gemm.h"
 #include "banyan/ops/linear.h"
 
@@ -57,6 +58,8 @@ void add_rows(const From* dy, const int32_t* ids, int64_t tokens, int64_t column
 }  // namespace
 
 at::Tensor embedding_forward(const at::Tensor& ids, const LinearWeight& weight) {
+  const profile::Scope timed("embedding",
+                             [&] { return profile::Work{.bytes = 4 * ids.numel() * weight.in}; });
   check_ids(ids);
   if (!weight.is_packed()) {
     if (ids.device().is_cpu()) check_ids_in_range(ids.contiguous(), weight.out);
@@ -83,6 +86,10 @@ at::Tensor embedding_forward(const at::Tensor& ids, const LinearWeight& weight) 
 }
 
 void embedding_backward(const at::Tensor& dy, const at::Tensor& ids, at::Tensor& grad_weight) {
+  // Rows of dW are read and written, in fp32.
+  const profile::Scope timed("embedding backward", [&] {
+    return profile::Work{.bytes = static_cast<int64_t>(dy.nbytes()) + 8 * dy.numel()};
+  });
   check_ids(ids);
   BANYAN_CHECK(dy.dim() == 2 && dy.size(0) == ids.numel() && grad_weight.dim() == 2 &&
                    dy.size(1) == grad_weight.size(1),

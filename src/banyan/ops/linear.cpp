@@ -8,6 +8,7 @@
 #include <ATen/ops/mm.h>
 
 #include "banyan/core/error.h"
+#include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/gemm.h"
 #include "banyan/kernels/cpu/huge_pages.h"
 #include "banyan/ops/detail/dtype.h"
@@ -22,6 +23,15 @@ namespace {
 // Row-major with unit stride in a row; other layouts are copied.
 at::Tensor rows_of(const at::Tensor& x) {
   return x.stride(1) == 1 || x.numel() == 0 ? x : x.contiguous();
+}
+
+// A product of `rows` rows with a weight: its three matrices once each, in bf16.
+profile::Work product_work(int64_t rows, const LinearWeight& weight) {
+  const int64_t numbers = rows * (weight.in + weight.out) + weight.in * weight.out;
+  return {.flops = 2 * rows * weight.in * weight.out,
+          .bytes = 2 * numbers,
+          .rows = weight.out,
+          .columns = weight.in};
 }
 
 void check_matrix(const char* what, const at::Tensor& x, int64_t columns) {
@@ -106,6 +116,7 @@ void pack_weight(const at::Tensor& master,
 }
 
 at::Tensor linear_forward(const at::Tensor& x, const LinearWeight& weight, const at::Tensor& bias) {
+  const profile::Scope timed("linear", [&] { return product_work(x.size(0), weight); });
   if (!weight.is_packed()) {
     check_matrix("x", x, weight.in);
     return bias.defined() ? at::linear(x, weight.plain, bias) : at::linear(x, weight.plain);
@@ -129,6 +140,7 @@ at::Tensor linear_forward(const at::Tensor& x, const LinearWeight& weight, const
 }
 
 at::Tensor linear_backward_input(const at::Tensor& dy, const LinearWeight& weight) {
+  const profile::Scope timed("linear dx", [&] { return product_work(dy.size(0), weight); });
   if (!weight.is_packed()) {
     check_matrix("dy", dy, weight.out);
     return at::mm(dy, weight.plain);
@@ -157,6 +169,15 @@ void linear_backward_weight(const at::Tensor& dy,
                dy.sizes(),
                " and ",
                x.sizes());
+  const profile::Scope timed("linear dW", [&] {
+    const int64_t out = dy.size(1);
+    const int64_t in = x.size(1);
+    // dW is read and written, in fp32.
+    return profile::Work{.flops = 2 * x.size(0) * in * out,
+                         .bytes = 2 * x.size(0) * (in + out) + 8 * in * out,
+                         .rows = out,
+                         .columns = in};
+  });
   const at::ScalarType dtype = detail::accumulate_type(x.scalar_type());
   check_gradient(grad_weight, {dy.size(1), x.size(1)}, dtype);
   if (grad_bias.defined()) check_gradient(grad_bias, {dy.size(1)}, dtype);

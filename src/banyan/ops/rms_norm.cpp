@@ -7,6 +7,7 @@
 #include <ATen/ops/rsqrt.h>
 
 #include "banyan/core/error.h"
+#include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/rms_norm.h"
 #include "banyan/ops/detail/dtype.h"
 
@@ -30,6 +31,11 @@ void check(const at::Tensor& x, const at::Tensor& weight, const ComputeOptions& 
                weight.scalar_type());
 }
 
+// So many tensors of x's size are read or written.
+profile::Work moved(const at::Tensor& x, int64_t count) {
+  return {.bytes = count * static_cast<int64_t>(x.nbytes())};
+}
+
 at::Tensor inverse_rms(const at::Tensor& wide, double eps) {
   return at::rsqrt(wide.square().mean({-1}, /*keepdim=*/true).add_(eps));
 }
@@ -40,6 +46,7 @@ at::Tensor rms_norm_forward(const at::Tensor& x,
                             const at::Tensor& weight,
                             double eps,
                             const ComputeOptions& options) {
+  const profile::Scope timed("rms_norm", [&] { return moved(x, 2); });
   check(x, weight, options);
   if (is_native(options)) {
     const at::Tensor rows = x.contiguous();
@@ -62,6 +69,7 @@ at::Tensor rms_norm_backward(const at::Tensor& dy,
                              double eps,
                              at::Tensor& grad_weight,
                              const ComputeOptions& options) {
+  const profile::Scope timed("rms_norm backward", [&] { return moved(x, 3); });
   check(x, weight, options);
   const at::ScalarType wide_type = detail::accumulate_type(x.scalar_type());
   BANYAN_CHECK(dy.sizes() == x.sizes() && dy.scalar_type() == x.scalar_type(),

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include "banyan/core/error.h"
+#include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/rope.h"
 #include "banyan/ops/detail/dtype.h"
 
@@ -59,6 +60,8 @@ at::Tensor rotate(const at::Tensor& x,
                   const at::Tensor& sin,
                   bool transpose,
                   const ComputeOptions& options) {
+  const profile::Scope timed(
+      "rope", [&] { return profile::Work{.bytes = 2 * static_cast<int64_t>(x.nbytes())}; });
   check(x, positions, cos, sin, options);
   const int64_t half = x.size(2) / 2;
   if (is_native(options)) {

@@ -7,6 +7,7 @@
 #include <ATen/ops/sigmoid.h>
 
 #include "banyan/core/error.h"
+#include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/swiglu.h"
 #include "banyan/ops/detail/dtype.h"
 
@@ -29,6 +30,10 @@ void check(const at::Tensor& gate_up, const ComputeOptions& options) {
 }  // namespace
 
 at::Tensor swiglu_forward(const at::Tensor& gate_up, const ComputeOptions& options) {
+  // Reads 2 F columns, writes F.
+  const profile::Scope timed("swiglu", [&] {
+    return profile::Work{.bytes = static_cast<int64_t>(gate_up.nbytes()) * 3 / 2};
+  });
   check(gate_up, options);
   const int64_t n = gate_up.size(1) / 2;
   if (is_native(options)) {
@@ -45,6 +50,10 @@ at::Tensor swiglu_forward(const at::Tensor& gate_up, const ComputeOptions& optio
 at::Tensor swiglu_backward(const at::Tensor& dy,
                            const at::Tensor& gate_up,
                            const ComputeOptions& options) {
+  // Reads 3 F columns, writes 2 F.
+  const profile::Scope timed("swiglu backward", [&] {
+    return profile::Work{.bytes = static_cast<int64_t>(gate_up.nbytes()) * 5 / 2};
+  });
   check(gate_up, options);
   const int64_t n = gate_up.size(1) / 2;
   BANYAN_CHECK(dy.dim() == 2 && dy.size(0) == gate_up.size(0) && dy.size(1) == n &&

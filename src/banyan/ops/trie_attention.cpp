@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "banyan/core/error.h"
+#include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/attention.h"
 #include "banyan/kernels/cpu/attention_backward.h"
 #include "banyan/kernels/cpu/scratch.h"
@@ -26,9 +27,11 @@ namespace banyan::ops {
 static_assert(kPathTile == kernels::kTileTokens);
 
 struct TrieAttention::Index {
+  explicit Index(const trie::Trie& of) : trie(of) {}
   const trie::Trie& trie;
   std::optional<detail::TrieTiles> tiles;    // native, from the first forward
   std::optional<detail::TrieChunks> chunks;  // native, from the first backward
+  int64_t num_pairs = -1;                    // of the own tokens, once a profile asks
 };
 
 struct AttentionMemory {
@@ -178,7 +181,7 @@ TrieAttention::TrieAttention(const trie::Trie& trie,
                              const ComputeOptions& options,
                              BlockCarry carry,
                              std::shared_ptr<AttentionMemory> memory)
-    : index_(std::make_unique<Index>(Index{trie, {}, {}})),
+    : index_(std::make_unique<Index>(trie)),
       options_(options),
       carry_(std::move(carry)),
       memory_(memory != nullptr ? std::move(memory) : make_attention_memory()) {
@@ -208,12 +211,30 @@ void TrieAttention::check_inputs(int64_t layer,
   }
 }
 
+// Per pair, query head and dimension: scores and sums forward, dV, dP, dQ and dK backward, where
+// the scores are computed again. Bytes: q, out and lse of every query, every key and value once.
+profile::Work TrieAttention::work(const at::Tensor& q, const at::Tensor& k, bool backward) const {
+  if (index_->num_pairs < 0) {
+    for (int64_t t = carry_.num_carried, end = index_->trie.num_tokens(); t < end; ++t) {
+      index_->num_pairs += index_->trie.dep[t] + 1;
+    }
+    ++index_->num_pairs;
+  }
+  const int64_t product = 2 * index_->num_pairs * q.size(1) * q.size(2);
+  const auto queries = static_cast<int64_t>(q.nbytes());
+  const int64_t keys = 2 * index_->trie.num_tokens() * k.size(1) * k.size(2) * k.element_size();
+  return {.flops = (backward ? 4 : 2) * product,
+          .repeated = backward ? product : 0,
+          .bytes = backward ? 4 * queries + 2 * keys : 2 * queries + keys};
+}
+
 at::Tensor TrieAttention::forward(int64_t layer,
                                   const at::Tensor& q,
                                   const at::Tensor& k,
                                   const at::Tensor& v,
                                   double scale,
                                   at::Tensor* lse) {
+  const profile::Scope timed("attention", [&] { return work(q, k, /*backward=*/false); });
   check_inputs(layer, q, k, v);
   if (!carry_.offered.empty()) offer(carry_, layer, k, v);
   if (!is_native(options_)) {
@@ -259,6 +280,7 @@ AttentionGradients TrieAttention::backward(int64_t layer,
                                            const at::Tensor& out,
                                            const at::Tensor& lse,
                                            double scale) {
+  const profile::Scope timed("attention backward", [&] { return work(q, k, /*backward=*/true); });
   check_inputs(layer, q, k, v);
   BANYAN_CHECK(grad_out.sizes() == q.sizes() && out.sizes() == q.sizes() &&
                    grad_out.scalar_type() == q.scalar_type() &&

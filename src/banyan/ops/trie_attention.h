@@ -19,6 +19,7 @@
 
 #include "banyan/core/attention_context.h"
 #include "banyan/core/device.h"
+#include "banyan/core/profile.h"
 #include "banyan/ops/carry.h"
 #include "banyan/trie/trie.h"
 
@@ -63,6 +64,7 @@ class TrieAttention final : public AttentionContext {
                               double scale) override;
 
  private:
+  profile::Work work(const at::Tensor& q, const at::Tensor& k, bool backward) const;
   void check_inputs(int64_t layer,
                     const at::Tensor& q,
                     const at::Tensor& k,

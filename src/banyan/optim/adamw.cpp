@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "banyan/core/error.h"
+#include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/adamw.h"
 
 namespace banyan::optim {
@@ -76,6 +77,8 @@ void check_options(const AdamWOptions& options) {
 }  // namespace
 
 double grad_norm(const ParamTable& params) {
+  const profile::Scope timed("gradient norm",
+                             [&] { return profile::Work{.bytes = 4 * params.num_elements()}; });
   double total = 0.0;
   for (const Param& param : params.params()) {
     if (param.grad.defined()) total += sum_of_squares(param.grad);
@@ -92,6 +95,9 @@ AdamW::AdamW(ParamTable& params, const AdamWOptions& options) : params_(params),
 }
 
 void AdamW::step(double lr, double grad_scale) {
+  // Reads the gradient; reads and writes master and both moments.
+  const profile::Scope timed("AdamW",
+                             [&] { return profile::Work{.bytes = 28 * params_.num_elements()}; });
   ++num_steps_;
   const auto t = static_cast<double>(num_steps_);
   const Factors factors{

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "banyan/core/profile.h"
+
 namespace banyan::train {
 
 optim::AdamWOptions adamw_options(const OptimConfig& optim) {
@@ -17,6 +19,7 @@ AppliedGradients apply_gradients(const OptimConfig& optim,
                                  double loss,
                                  models::CausalLM& model,
                                  optim::AdamW& optimizer) {
+  const profile::PhaseScope phase(profile::Phase::kOptimizer);
   AppliedGradients applied;
   applied.grad_norm = optim::grad_norm(model.params());
   applied.skipped = !std::isfinite(applied.grad_norm) || !std::isfinite(loss);

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "banyan/core/profile.h"
 #include "banyan/train/clock.h"
 
 namespace banyan::train {
@@ -157,6 +158,7 @@ RolloutResult run_rollout(const Generation& with,
                           RolloutWork work,
                           RolloutKind kind,
                           int64_t step) {
+  const profile::PhaseScope phase(profile::Phase::kRollout);
   const bool validation = kind == RolloutKind::kValidation;
   Collector collector(with, std::move(work), kind);
   Clock clock;
@@ -175,7 +177,10 @@ RolloutResult run_rollout(const Generation& with,
       with.host.submit(trajectory, validation);
     }
   }
-  result.scores = with.host.poll();
+  {
+    const profile::Scope timed("wait for scores");
+    result.scores = with.host.poll();
+  }
   drop_scores_of(result.unfinished, result.scores);
   result.wait_seconds = clock.lap();
   return result;

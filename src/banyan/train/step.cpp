@@ -1,6 +1,7 @@
 #include "banyan/train/step.h"
 
 #include "banyan/core/memory.h"
+#include "banyan/core/profile.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/correction.h"
 #include "banyan/train/passes.h"
@@ -48,6 +49,7 @@ void set_old_log_prob(const Config& config,
 }  // namespace
 
 StepResult run_step(StepContext& context, int64_t step) {
+  const profile::Scope timed("step");
   const Config& config = context.config;
   StepResult out;
   Clock whole, stage;

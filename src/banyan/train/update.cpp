@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "banyan/core/profile.h"
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/correction.h"
 #include "banyan/train/sharing_observer.h"
@@ -171,9 +172,12 @@ UpdateResult accumulate_gradients(const Config& config,
   options.mini_batch = static_cast<uint64_t>(mini_batch.number);
   SampleWeights weights = sample_weights(config, batch, samples, layout, model);
   const std::vector<Sample> paths = samples_of(batch, samples);
-  const trie::Plan plan = trie::plan(
-      paths,
-      plan_options(config.sharing, layout, block_limits(config.actor), /*for_backward=*/true));
+  const trie::Plan plan = [&] {
+    const profile::Scope timed("plan");
+    return trie::plan(
+        paths,
+        plan_options(config.sharing, layout, block_limits(config.actor), /*for_backward=*/true));
+  }();
 
   UpdateResult result;
   result.num_tokens = weights.scale.num_tokens;
@@ -249,6 +253,7 @@ UpdateResult update(const Config& config,
                     double lr,
                     models::CausalLM& model,
                     optim::AdamW& optimizer) {
+  const profile::Scope timed("update");
   UpdateResult result = verify && layout.share
                             ? verified_gradients(config, batch, mini_batch, layout, model)
                             : accumulate_gradients(config, batch, mini_batch, layout, model);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "banyan/core/error.h"
+#include "banyan/core/profile.h"
 #include "banyan/ops/carry.h"
 #include "banyan/ops/trie_attention.h"
 #include "banyan/train/clock.h"
@@ -306,36 +307,47 @@ WalkStats walk(models::CausalLM& model,
   const bool whole = scope == LossScope::kMiniBatch;
   bool done = false;  // the one loss of the whole mini-batch
   const auto whole_loss = [&] {
+    const profile::PhaseScope phase(profile::Phase::kLoss);
     const std::vector<int32_t> samples = all_samples(plan);
     pass.take(samples, loss(samples, pass.outputs(samples)));
     done = true;
   };
   if (whole && num_losses > 1) {
-    pass.forward_all();
+    {
+      const profile::PhaseScope phase(profile::Phase::kScore);
+      pass.forward_all();
+    }
     pass.stats.num_scored_before = plan.num_computed;
     whole_loss();
   }
   for (const trie::Entry& entry : plan.entries) {
     const int32_t b = entry.block;
     switch (entry.action) {
-      case trie::Action::kForward:
+      case trie::Action::kForward: {
+        const profile::PhaseScope phase(profile::Phase::kForward);
         pass.forward(b, /*keep=*/!recomputed[b]);
         break;
+      }
       case trie::Action::kLoss:
         if (!whole) {
           const std::vector<int32_t>& samples = plan.blocks[b].samples;
           if (samples.empty()) break;
+          const profile::PhaseScope phase(profile::Phase::kLoss);
           pass.take(samples, loss(samples, pass.outputs(samples)));
         } else if (!done) {
           whole_loss();
         }
         break;
-      case trie::Action::kRecompute:
+      case trie::Action::kRecompute: {
+        const profile::PhaseScope phase(profile::Phase::kRecompute);
         pass.recompute(b);
         break;
-      case trie::Action::kBackward:
+      }
+      case trie::Action::kBackward: {
+        const profile::PhaseScope phase(profile::Phase::kBackward);
         pass.backward(b);
         break;
+      }
     }
   }
   return pass.stats;
@@ -345,6 +357,7 @@ SampleScores score_samples(models::CausalLM& model,
                            const trie::Plan& plan,
                            const HeadSpec& head,
                            PassObserver* observer) {
+  const profile::PhaseScope phase(profile::Phase::kScore);
   Walk pass(model, plan, head, observer);
   pass.forward_all();
   if (observer != nullptr) pass.outputs(all_samples(plan));

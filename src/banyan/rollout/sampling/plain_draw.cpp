@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "banyan/core/error.h"
+#include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/head_draw.h"
 #include "banyan/rollout/sampling/sampling_plan.h"
 
@@ -50,6 +51,10 @@ void PlainDrawer::draw(const at::Tensor& hidden,
                 hidden.sizes());
   drawn.resize(draws.size());
   if (draws.empty()) return;
+  const profile::Scope timed("head and draw", [&] {
+    const int64_t weight = head.in * head.out;
+    return profile::Work{.flops = 2 * hidden.size(0) * weight, .bytes = 2 * weight};
+  });
   load(draws);
   const auto num_rows = static_cast<int64_t>(rows_.size());
   const c10::BFloat16* rows = hidden.const_data_ptr<c10::BFloat16>();
