@@ -99,6 +99,9 @@ class StandInCore:
     def __init__(self) -> None:
         self.profiled: list[str] = []
 
+    def capabilities(self) -> dict[str, Any]:
+        return {"num_threads": 3}
+
     def bench_matrix_rate(self) -> float:
         return 1e12
 
@@ -181,6 +184,7 @@ def test_child_reports_the_median_counted_step(model: Path, tmp_path: Path) -> N
     assert result["all_step_seconds"] == [9.0, 8.0, 7.0]  # the fourth never runs: no checkpoint
     assert result["stages"] == {"step": 8.0, "gen": 1.0, "update_actor": 2.0}
     assert result["activation_peak_bytes"] == 3.0
+    assert result["threads"] == 3
     assert result["peak_bytes"] > 1 << 20
     assert result["logical_tokens"] == 2 * (3 + 8) + 2 * (4 + 8)
     assert result["mfu"] == pytest.approx(

@@ -2,7 +2,7 @@
 
 A process of its own, so that its peak memory is its own. SPEC holds model, preset shape, prompts,
 share, kernels, repeats and the paths of two files to write: the result, and the work for the peers.
-The first step warms up and is not counted; of the others the fastest counts.
+The first step warms up and is not counted; the median of the others counts.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def run_step(spec: dict[str, Any], core: Any) -> dict[str, Any]:
         "logical_tokens": median["perf/total_num_tokens"],
         "unique_tokens": median["trie/unique_tokens"],
         "computed_tokens": median["trie/computed_tokens"],
+        "threads": core.capabilities()["num_threads"],
         "peak_bytes": host.peak_bytes,
         "activation_peak_bytes": max(
             m["perf/update_peak_bytes"] - m["perf/state_bytes"] for m in host.metrics[1:]

@@ -285,7 +285,9 @@ def print_result(result: dict[str, Any]) -> None:
             print(f"  {name:<36}{_gib(result[name])}")
     if "mfu" in result:
         rate = result["matrix_flops_per_s"] / 1e12
-        print(f"  mfu             {result['mfu']:9.3f}     of {rate:.2f} TFLOP/s")
+        print(
+            f"  mfu             {result['mfu']:9.3f}     of {rate:.2f} TFLOP/s by {result['threads']} threads"
+        )
     for name, peer in result["peers"].items():
         precision = f"{peer['weights']} weights, {peer.get('compute', peer['weights'])} compute"
         print(f"  {name:<24}{peer['seconds']:8.2f} s   {precision}")
