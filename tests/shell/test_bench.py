@@ -290,9 +290,13 @@ def parse(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def test_wrong_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="--preset: wanted one of gsm8k-8x8x128"):
         find_preset("gsm8k")
+    with pytest.raises(UserError, match="--profile: wanted `banyan bench step`, got trie"):
+        cli.run(parse("trie", "--model", str(model), "--profile"))
+    with pytest.raises(UserError, match="--trace: wanted --profile"):
+        cli.run(parse("step", "--model", str(model), "--trace", "file"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BANYAN_CACHE", str(tmp_path))
     with pytest.raises(UserError, match="banyan convert"):
@@ -351,8 +355,6 @@ def test_profile_with_the_core(
     for event in events:
         assert step["ts"] <= event["ts"] + 0.002
         assert event["ts"] + event["dur"] <= step["ts"] + step["dur"] + 0.002
-    with pytest.raises(UserError, match="--trace: wanted --profile"):
-        cli.run(parse("step", "--model", str(model), "--trace", str(trace_file)))
 
 
 @pytest.mark.skipif(not HAS_CORE, reason="the extension banyan._C is not built")
@@ -373,6 +375,42 @@ def test_growth_with_the_core(model: Path, tmp_path: Path) -> None:
     sequences = json.loads(work_file.read_text())["sequences"]
     assert [len(s["tokens"]) for s in sequences] == [29] * 4
     assert [sum(s["scored"]) for s in sequences] == [9] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_CORE, reason="the extension banyan._C is not built")
+def test_every_bar_is_measured_in_one_run(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole command over a tiny model; the peers are figures."""
+
+    def measure(name: str, model: Path, work_file: Path, folder: Path) -> dict[str, Any]:
+        assert work_file.is_file()
+        weights = {"weights": "fp32", "peak_bytes": 1 << 40, "activation_peak_bytes": 1 << 40}
+        return {"seconds": 1000.0, **weights}
+
+    monkeypatch.setattr(peers, "check", lambda names: None)
+    monkeypatch.setattr(peers, "measure", measure)
+    monkeypatch.setattr(scale, "TOKENS", ("P20R9n4x1", "P20R9n4x2"))
+    monkeypatch.setattr(scale, "MILLION", "P20R9n4x4")
+    sharing = "P20R9n4"  # in place of the long prompt; the keys keep its name
+    run_sharing = cli.Bench._child
+
+    def child(self: Any, what: str, spec: dict[str, Any], words: str) -> dict[str, Any]:
+        spec = {**spec, "preset": sharing} if what == "sharing" else spec
+        return run_sharing(self, what, spec, words)
+
+    monkeypatch.setattr(cli.Bench, "_child", child)
+    result_file = tmp_path / "result.json"
+    arguments = ["--model", str(model), "--preset", "tiny-1x2x8", "--repeats", "1", "--peers"]
+    assert cli.run(parse("step", *arguments, "--json", str(result_file))) == 0
+    result = json.loads(result_file.read_text())
+    assert list(result["bars"]) == [bar.key for bar in bars.BARS]
+    assert result["bars"]["update_ratio_transformers"]["holds"]
+    assert result["bars"]["activation_peak_ratio_transformers"]["holds"]
+    printed = capsys.readouterr().out
+    for bar in bars.BARS:
+        assert bar.key in printed
 
 
 @pytest.mark.skipif(not HAS_CORE, reason="the extension banyan._C is not built")

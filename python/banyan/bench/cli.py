@@ -82,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     model = find_model(args.model)
     if args.trace and not args.profile:
         raise UserError("--trace: wanted --profile too")
+    if args.profile and args.what != "step":
+        raise UserError(f"--profile: wanted `banyan bench step`, got {args.what}")
     if args.what == "trie":
         result = {**describe(args, model), **trie.run(args, model, extension.load())}
         write(args, result)

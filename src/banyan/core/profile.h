@@ -8,6 +8,8 @@
 // nothing is allocated. On, it is two readings of the clock and an entry in a buffer of its thread.
 // No result depends on it. Reports are core/profile_report.h.
 //
+// A scope times the thread that opens it: of an op that a device runs on its own, the launch alone.
+//
 // at::RecordFunction does not serve here: it times ATen's operators, knows no FLOPs or bytes of
 // ours, and code without torch (the planner, the kernels) could not use it. Torch-free.
 //
