@@ -104,7 +104,9 @@ def tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         yield server
 
 
-def run_program(peer: str, program: str, server: Server, seconds: float = 300) -> None:
+def run_program(
+    peer: str, program: str, server: Server, seconds: float = 300, **variables: str
+) -> None:
     """Runs a pytest file of programs/ in the peer's environment; its output is the failure's text."""
     command = [
         *(str(environment(peer) / "bin" / "python"), "-m", "pytest", "-q", "-x", "--tb=short"),
@@ -119,6 +121,10 @@ def run_program(peer: str, program: str, server: Server, seconds: float = 300) -
         ),
     ]
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    env |= {"BANYAN_URL": server.url, "BANYAN_MODEL": str(server.model), "NO_COLOR": "1"}
+    env |= {
+        "BANYAN_URL": server.url,
+        "BANYAN_MODEL": str(server.model),
+        "NO_COLOR": "1",
+    } | variables
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -192,6 +192,49 @@ def test_aborts_return_partials_and_the_rest_gets_the_rest_of_the_budget(dialect
         assert found[0, 0]["finish"] == "length"
 
 
+def whole(version, epoch, end=6):
+    return [{"epoch": epoch, "version": version, "start": 0, "end": end}]
+
+
+@BOTH
+def test_tokens_carry_the_version_of_their_weights(dialect, meet):
+    """Over the parts of a response too; nothing is said where the server says nothing."""
+    with ScriptedServer(dialect, policy="lpm") as server:
+        generator = meet(server, dialect, tolerance=None)
+        assert run(generator)[0][0, 1]["weight_spans"] == whole("default", 0)
+        generator.weights_changed(0)
+        generator.weights_changed(5)
+        server.faults["tokens"] = [Partial(4), Partial(0)]
+        assert run(generator, n=1)[0][0, 0]["weight_spans"] == whole("5", 5)
+    with ScriptedServer("vllm", spans=False) as server:
+        found, _ = run(meet(server, "vllm", tolerance=None))
+        assert "weight_spans" not in found[0, 0]
+
+
+def test_spans_of_several_weights(meet):
+    """As a server gives them whose weights changed under a frozen request."""
+    from banyan.drivers.responses import Response
+    from banyan.drivers.server import Answer, Span, spans
+
+    parts = [{"version": 1, "start": 0, "end": 2}, {"version": "b", "start": 2, "end": 3}]
+    response = Response(0, 0)
+    for _ in range(2):
+        response.add(Answer([7, 8, 9], [0.0] * 3, "abort", spans=spans("", parts, 3)))
+    response.add(Answer([7], [0.0], "stop", spans=spans("", "b", 1)))
+    assert response.spans == [Span("1", 0, 2), Span("b", 2, 3), Span("1", 3, 5), Span("b", 5, 7)]
+    assert spans("", None, 3) == spans("", [], 3) == spans("", "b", 0) == []
+    for wrong in (parts[:1], parts[1:], [{}], ["b"], [*parts, parts[0]]):
+        with pytest.raises(ServerError, match="weight_versions"):
+            spans("", wrong, 3)
+    with ScriptedServer("vllm") as server:
+        generator = meet(server, "vllm", tolerance=None)
+        generator.weights_changed(0)
+        generator.weights_changed(1)
+        server.state["label"] = "another"
+        with pytest.raises(ServerError, match="wanted tokens of weights 1, got some of another"):
+            run(generator)
+
+
 def test_a_continuation_counts_what_was_there(meet):
     with ScriptedServer("vllm") as server:
         generator = meet(server, "vllm", tolerance=None)

@@ -69,5 +69,7 @@ def test_weights_are_handed_over_on_the_control_socket(dialect, served, tmp_path
     update = next(call for call in served.engine.calls if call[0] == "update_weights_from_disk")
     assert Path(update[1]).is_dir()
     assert served.engine.version == "3"
+    spans = run(generator, max_tokens=3)[0][0, 0]["weight_spans"]
+    assert spans == [{"epoch": 3, "version": "3", "start": 0, "end": 3}]
     assert len(run(generator, max_tokens=3)[0]) == 2
     generator.close()

@@ -247,9 +247,9 @@ def test_other_models_paths_and_methods(server):
         "'other' is not served",
         "model",
     )
-    refused(server.http.get("/nowhere"), 404, "Not Found")
+    refused(server.http.get("/nowhere"), 404, "/nowhere: no route; /openapi.json lists them")
     response = server.http.get("/v1/completions")
-    refused(response, 405, "Method Not Allowed")
+    refused(response, 405, "/v1/completions: wanted POST, got GET")
     assert response.headers["allow"] == "POST"
     refused(
         server.http.post("/v1/completions", content=b""), 400, "wanted a JSON object, got nothing"

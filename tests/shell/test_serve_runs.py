@@ -7,6 +7,7 @@ have the same bits at every step.
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 import time
@@ -64,6 +65,16 @@ def wait_for(process, log: Path) -> tuple[str, str]:
                 pass
         time.sleep(0.1)
     raise TimeoutError(log.read_text())
+
+
+def test_the_settings_shown_are_those_in_force(serving, tiny):
+    url, *_ = serving
+    asked = urllib.request.Request(f"{url}/server_info", headers={"Authorization": f"Bearer {KEY}"})
+    shown = json.loads(urllib.request.urlopen(asked, timeout=5).read())["settings"]
+    name = Path(tiny).name
+    wanted = {"model": name, "served_model_name": [name], "kv_cache_memory_bytes": 16 << 20}
+    wanted |= {"max_num_queued_reqs": 4096, "dtype": "bfloat16"}
+    assert {key: shown[key] for key in wanted} == wanted
 
 
 @pytest.mark.parametrize("colocated", ["false", "true"])

@@ -14,6 +14,7 @@ from typing import Any
 from banyan.cli import model_arguments
 from banyan.data.chat import Chat
 from banyan.errors import UserError, core_text
+from banyan.serve.load import read_chat
 from banyan.serve.text_stream import TextStream, TokenText
 
 _HELP = (
@@ -37,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     model_arguments.check(args)
-    template = args.chat_template
-    chat = Chat(args.model, template.read_text(encoding="utf-8") if template else None)
+    chat = read_chat(args.model, args.chat_template)
     core, model = model_arguments.load_model(args)
     shape = model.shape
     with contextlib.suppress(ImportError):
@@ -68,6 +68,7 @@ class Conversation:
         """`settings`: system, temperature, top_p, top_k, max_tokens, seed. `engine`: started by the caller."""
         self.system = settings["system"]
         self.messages: list[dict[str, str]] = []
+        self.is_cut = False  # the last answer ended with its tokens
         self._engine, self._chat, self._tokens = engine, chat, tokens
         self._context, self._settings = context, settings
 
@@ -137,6 +138,7 @@ class Conversation:
                     finished = event["finished"]
                     if event.get("error"):
                         raise UserError(event["error"])
+                    self.is_cut = finished and event["finish"] == "length"
                     drop_last = finished and event["finish"] == "stop"
                     yield stream.push(event["tokens"], finished, drop_last=drop_last)
         finally:
@@ -174,7 +176,10 @@ def _obey(talk: Conversation, line: str) -> None:
     elif command.startswith("/") and command != "/retry":
         print(f"unknown command {command}; {_HELP}", file=sys.stderr)
     else:
+        talk.is_cut = False
         _show(talk.retry() if command == "/retry" else talk.ask(line))
+        if talk.is_cut:
+            print("(cut: --max-tokens, or the end of the context)", file=sys.stderr)
 
 
 def _show(pieces: Iterator[str]) -> None:

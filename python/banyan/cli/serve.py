@@ -88,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
     served = _served(args, settings, seeded="seed" in options or "random_seed" in options)
     _start_log(settings)
     check_model(args.model, "--model")
-    chat = load.read_chat(args.model, settings.server)
+    text = not settings.server["skip_tokenizer_init"]
+    chat = load.read_chat(args.model, settings.server["chat_template"], text)
     sockets = server.bind(listen)
     engine, shape = _engine(args, settings, chat)
     longest = shape["max_positions"]
@@ -96,7 +97,9 @@ def run(args: argparse.Namespace) -> int:
     length = min(wanted, longest) if wanted > 0 else longest
     grammars = load.grammars(chat, shape["vocab"])
     context = load.context(engine, chat, shape["vocab"], length, served, grammars)
-    context.settings |= settings.effective | {"max_model_len": length}
+    context.settings = settings.effective | context.settings
+    context.settings |= {"model": context.name, "max_model_len": length}
+    context.settings |= {"max_num_queued_reqs": settings.engine["max_num_queued_reqs"]}
     context.start_calls = load.start_calls(settings.server)
     print(f"{context.name}: {server.address(sockets[0])}", flush=True)
     if sockets[1] is not None:

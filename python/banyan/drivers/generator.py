@@ -1,8 +1,6 @@
 """Servers as the trainer's generator (src/banyan/rollout/generator.h, python/bindings/python_generator.h).
 
-generate(prompts)        a prompt goes to the server with the least running and waiting; its n copies are requests of
-                         their own with seeds of (seed, step, row, index); what comes back aborted is sent again with
-                         the tokens that are there and the budget that is left
+generate(prompts)        wakes the servers, probes them after a change of weights and has them answer (round.py)
 weights_changed(v)       the actor is saved to a fresh folder, every server loads it and drops its cache
 before the next prompt   a probe is generated on every server and scored by the trainer; a gap stops the run
 """
@@ -18,12 +16,10 @@ from typing import Any
 
 from banyan.drivers.http import ServerError
 from banyan.drivers.probe import Probe, Score
-from banyan.drivers.responses import Response, seed_of, trajectory
-from banyan.drivers.server import Answer, Ask, Server
+from banyan.drivers.responses import Response, trajectory
+from banyan.drivers.round import Round
+from banyan.drivers.server import Server
 from banyan.drivers.weights import Save, WeightFolders
-
-_WATCH_SECONDS = 0.2
-_POLL_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,6 @@ class ServerGenerator:
         self._version: int | None = None
         self._is_checked = False
         self._calls = 0  # of generate(), for ids
-        self._new_call()
 
     # --- what the core calls -------------------------------------------------------------------------------------
 
@@ -111,13 +106,6 @@ class ServerGenerator:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    def _new_call(self) -> None:
-        self._calls += 1
-        self._is_stopping = False
-        self._in_flight: dict[str, Server] = {}
-        for server in self._servers:
-            server.in_flight = 0
-
     async def _each(self, call: Callable[[Server], Awaitable[None]]) -> None:
         await asyncio.gather(*(call(server) for server in self._servers))
 
@@ -160,152 +148,22 @@ class ServerGenerator:
         should_stop: Callable[[], bool],
     ) -> dict[str, Any]:
         start = time.monotonic()
-        self._new_call()
+        self._calls += 1
         await self._wake()
         await self._check(prompts[0]["tokens"], params)
-        if len(self._servers) > 1:
-            await self._each(_read_load)
-        self._freed = asyncio.Event()
-        self._gave_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._connections = asyncio.Semaphore(self._limits.max_connections)
         stats = {"logical_prompt_tokens": 0, "computed_prompt_tokens": 0, "response_tokens": 0}
 
         def finished(prompt: dict[str, Any], response: Response) -> None:
-            stats["logical_prompt_tokens"] += len(prompt["tokens"])
-            stats["computed_prompt_tokens"] += len(prompt["tokens"]) - response.cached_tokens
+            tokens, cut_law = prompt["tokens"], self._options.reports_cut_law
+            stats["logical_prompt_tokens"] += len(tokens)
+            stats["computed_prompt_tokens"] += len(tokens) - response.cached_tokens
             stats["response_tokens"] += len(response.tokens)
-            on_finished(
-                trajectory(prompt["tokens"], params, response, self._options.reports_cut_law)
-            )
+            on_finished(trajectory(tokens, params, response, cut_law, self._version or 0))
 
-        helpers = [
-            asyncio.create_task(self._watch(should_stop)),
-            asyncio.create_task(self._poll_loads()),
-        ]
-        for helper in helpers:
-            helper.add_done_callback(lambda _: self._freed.set())  # it may have failed
-        groups: set[asyncio.Task[None]] = set()
-        try:
-            for prompt in prompts:
-                server = await self._room_for(prompt["n"], [*groups, *helpers])
-                task = asyncio.create_task(self._group(server, prompt, params, finished))
-                task.add_done_callback(lambda _: self._freed.set())
-                groups.add(task)
-            while not all(task.done() for task in groups):
-                await self._next_change([*groups, *helpers])
-            _raise_first([*groups, *helpers])
-        finally:
-            for pending in [*groups, *helpers]:
-                pending.cancel()
-            await asyncio.gather(*groups, *helpers, return_exceptions=True)
+        most = self._options.max_num_seqs
+        await Round(self._servers, most, params, self._calls, finished).run(prompts, should_stop)
         await self._sleep()
         return {**stats, "seconds": time.monotonic() - start}
-
-    async def _room_for(self, n: int, tasks: list[asyncio.Task[None]]) -> Server:
-        """The least loaded server that has room for `n` more; waits for one."""
-        most = self._options.max_num_seqs
-        while True:
-            free = [s for s in self._servers if s.in_flight == 0 or s.in_flight + n <= most]
-            if free:
-                server = min(free, key=lambda s: s.in_flight + s.elsewhere)
-                server.in_flight += n
-                return server
-            await self._next_change(tasks)
-
-    async def _next_change(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Returns when a response has ended; raises what a task failed with."""
-        _raise_first(tasks)
-        self._freed.clear()
-        await self._freed.wait()
-        _raise_first(tasks)
-
-    async def _group(
-        self,
-        server: Server,
-        prompt: dict[str, Any],
-        params: dict[str, Any],
-        finished: Callable[[dict[str, Any], Response], None],
-    ) -> None:
-        if server.needs_warm_prompt and prompt["n"] > 1 and not self._is_stopping:
-            await server.warm(self._ask(prompt, Response(prompt["row"], -1), params, 0))
-
-        async def one(index: int) -> None:
-            response = Response(prompt["row"], index)
-            try:
-                await self._respond(server, prompt, response, params)
-            finally:
-                server.in_flight -= 1
-                self._freed.set()
-            finished(prompt, response)
-
-        first = prompt.get("first_index", 0)
-        await asyncio.gather(*(one(first + place) for place in range(prompt["n"])))
-
-    async def _respond(
-        self, server: Server, prompt: dict[str, Any], response: Response, params: dict[str, Any]
-    ) -> None:
-        """Fills `response`; after an abort it goes on with what is left of the budget."""
-        until = time.monotonic() + self._limits.request_timeout
-        wait = self._limits.retry_delay
-        tries = 0
-        while not self._is_stopping:
-            tries += 1
-            before = len(response.tokens)
-            ask = self._ask(prompt, response, params, tries)
-            answer = await self._call(server, ask)
-            if answer is None:
-                return
-            self._check_label(server, answer)
-            response.add(answer)
-            if response.finish != "abort":
-                return
-            if len(answer.tokens) == ask.max_tokens:
-                response.finish = "length"
-                return
-            if time.monotonic() > until:
-                raise ServerError(
-                    f"rollout server {server.url}: response {response.index} of row {response.row}: wanted its end "
-                    f"within {self._limits.request_timeout:g} s, got {tries} aborts"
-                )
-            if len(response.tokens) == before:  # a paused server aborts at once
-                await asyncio.sleep(wait)
-                wait = min(2.0 * wait, 30.0)
-
-    async def _call(self, server: Server, ask: Ask) -> Answer | None:
-        """The answer; None once the call was given up."""
-        async with self._connections:
-            self._in_flight[ask.id] = server
-            call = asyncio.ensure_future(server.generate(ask))
-            either: list[asyncio.Future[Any]] = [call, self._gave_up]
-            try:
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                return call.result() if call.done() else None
-            finally:
-                del self._in_flight[ask.id]
-                call.cancel()
-
-    def _ask(
-        self, prompt: dict[str, Any], response: Response, params: dict[str, Any], tries: int
-    ) -> Ask:
-        given = prompt["tokens"]
-        tokens = [*given, *response.tokens]
-        length = prompt.get("original_prompt") or len(given)  # behind it, a response so far
-        done = len(tokens) - length
-        return Ask(
-            id=f"banyan-{self._calls}-{params['step']}-{response.row}-{response.index}-{tries}",
-            tokens=tokens,
-            max_tokens=params["max_tokens"] - done,
-            seed=seed_of(params["seed"], params["step"], response.row, response.index, done),
-            params=params,
-            prompt_tokens=length,
-        )
-
-    def _check_label(self, server: Server, answer: Answer) -> None:
-        if answer.version is None or server.version is None or answer.version == server.version:
-            return
-        raise ServerError(
-            f"rollout server {server.url}: wanted tokens of weights {server.version}, got some of {answer.version}"
-        )
 
     async def _check(self, prompt: list[int], params: dict[str, Any]) -> None:
         """The probe, once after each hand-over."""
@@ -317,24 +175,6 @@ class ServerGenerator:
                 server, self._score, prompt, params, self._version or 0
             )
         )
-
-    async def _watch(self, should_stop: Callable[[], bool]) -> None:
-        """Asks whether to stop; then aborts what runs and, after `timeout`, gives it up."""
-        while not should_stop():
-            await asyncio.sleep(_WATCH_SECONDS)
-        self._is_stopping = True
-        for server in self._servers:
-            ids = [name for name, owner in self._in_flight.items() if owner is server]
-            if ids:
-                await server.abort(ids)
-        await asyncio.sleep(self._limits.timeout)
-        self._gave_up.set_result(None)
-
-    async def _poll_loads(self) -> None:
-        """Keeps the servers' loads fresh."""
-        while len(self._servers) > 1:
-            await asyncio.sleep(_POLL_SECONDS)
-            await self._each(_read_load)
 
     async def _sleep(self) -> None:
         if not self._options.colocated:
@@ -364,19 +204,3 @@ class ServerGenerator:
 
 def _unattached(*_: Any) -> Any:
     raise ServerError("the generator has no actor: it is not in a run")
-
-
-async def _read_load(server: Server) -> None:
-    """How much of a server's work is not ours; one that does not say works for us alone."""
-    ours = server.in_flight
-    try:
-        found = await server.load()
-    except ServerError:
-        found = None
-    server.elsewhere = max(0, found - ours) if found is not None else 0
-
-
-def _raise_first(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        if task.done() and not task.cancelled() and task.exception() is not None:
-            raise task.exception()  # type: ignore[misc]

@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from banyan.drivers.server import Answer
+from banyan.drivers.server import Answer, Span
 
 
 @dataclass
@@ -19,22 +19,36 @@ class Response:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     log_kept_mass: list[float] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
     cached_tokens: int = 0
     finish: str = "abort"
 
     def add(self, answer: Answer) -> None:
         if not self.tokens:
             self.cached_tokens = answer.cached_tokens
+        self._add_spans(answer.spans)
         self.tokens += answer.tokens
         self.logprobs += answer.logprobs
         self.log_kept_mass += answer.log_kept_mass
         self.finish = answer.finish
 
+    def _add_spans(self, more: list[Span]) -> None:
+        done = len(self.tokens)
+        for span in more:
+            if self.spans and self.spans[-1].version == span.version:
+                self.spans[-1] = self.spans[-1]._replace(end=span.end + done)
+            else:
+                self.spans.append(Span(span.version, span.start + done, span.end + done))
+
 
 def trajectory(
-    prompt: list[int], params: dict[str, Any], response: Response, reports_cut_law: bool
+    prompt: list[int],
+    params: dict[str, Any],
+    response: Response,
+    reports_cut_law: bool,
+    epoch: int = 0,
 ) -> dict[str, Any]:
-    """A response in the fields of core/sample.h."""
+    """A response in the fields of core/sample.h. `epoch`: how often the weights have changed."""
     cuts = params["top_p"] < 1.0 or params["top_k"] > 0 or params.get("min_p", 0.0) > 0.0
     drawn = whole = response.logprobs
     if response.log_kept_mass:
@@ -49,6 +63,8 @@ def trajectory(
     }
     if cuts and (reports_cut_law or response.log_kept_mass):
         out["sampled_log_probs"] = drawn
+    if response.spans:
+        out["weight_spans"] = [{"epoch": epoch, **span._asdict()} for span in response.spans]
     return out
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from banyan.drivers.http import Address, Limits, ServerError, wanted
 
@@ -28,6 +28,14 @@ class Ask:
     prompt_tokens: int  # how many of `tokens` are the prompt
 
 
+class Span(NamedTuple):
+    """Tokens [start, end) of a response were drawn by the weights with this label."""
+
+    version: str
+    start: int
+    end: int
+
+
 @dataclass
 class Answer:
     """What came of an Ask."""
@@ -36,7 +44,7 @@ class Answer:
     logprobs: list[float]
     finish: str  # stop | length | abort
     cached_tokens: int = 0
-    version: str | None = None  # label of the weights, where the server gives it
+    spans: list[Span] = field(default_factory=list)  # where the server gives the weights' label
     log_kept_mass: list[float] = field(default_factory=list)  # of banyan's own servers
 
 
@@ -189,6 +197,22 @@ def check_answer(what: str, ask: Ask, answer: Answer) -> Answer:
             f"{what}: finish_reason: wanted stop, length or abort, got {answer.finish}"
         )
     return answer
+
+
+def spans(what: str, value: Any, length: int) -> list[Span]:
+    """[{version, start, end}] in the order of the tokens, or one label for all of them. Raises ServerError."""
+    if value is None or length == 0:
+        return []
+    if not isinstance(value, list):
+        return [Span(str(value), 0, length)]
+    found = [
+        Span(*(wanted(what, item, dict, "weight_versions[]").get(key) for key in Span._fields))
+        for item in value
+    ]
+    ends = [0, *(span.end for span in found)]
+    if found and ([span.start for span in found] != ends[:-1] or ends[-1] != length):
+        raise ServerError(f"{what}: weight_versions: wanted spans from 0 to {length}, got {value}")
+    return [span._replace(version=str(span.version)) for span in found]
 
 
 def token_ids(what: str, value: Any, name: str) -> list[int]:

@@ -27,6 +27,7 @@ from banyan.drivers.server import (
     Server,
     check_answer,
     numbers,
+    spans,
     token_ids,
 )
 
@@ -93,7 +94,7 @@ class SglangServer(Server):
             logprobs=numbers(what, [entry[0] for entry in entries], "output_token_logprobs"),
             finish=str(finish.get("type")),
             cached_tokens=meta.get("cached_tokens") or 0,
-            version=str(meta["weight_version"]) if meta.get("weight_version") is not None else None,
+            spans=spans(what, meta.get("weight_versions", meta.get("weight_version")), len(ids)),
         )
         return check_answer(what, ask, answer)
 

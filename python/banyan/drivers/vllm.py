@@ -28,6 +28,7 @@ from banyan.drivers.server import (
     Server,
     check_answer,
     numbers,
+    spans,
     token_ids,
 )
 
@@ -144,7 +145,7 @@ class VllmServer(Server):
             return {}
         resumed = len(ask.tokens) > ask.prompt_tokens
         resume = {"resume": {"prompt_len": ask.prompt_tokens}} if resumed else {}
-        return {"return_rl": True, **resume}
+        return {"return_rl": True, "return_weight_versions": True, **resume}
 
     async def _generate_ids(self, ask: Ask) -> Answer:
         body = {
@@ -207,7 +208,6 @@ class VllmServer(Server):
     ) -> Answer:
         usage = reply.get("usage") or {}
         details = usage.get("prompt_tokens_details") or {}
-        spans = choice.get("weight_versions") or []
         own = choice.get("rl") or {}
         if "processed" in own:  # whatever the server's logprobs mode
             logprobs = numbers(what, own["processed"], "rl.processed")
@@ -216,7 +216,7 @@ class VllmServer(Server):
             logprobs=logprobs,
             finish=wanted(what, choice.get("finish_reason"), str, "finish_reason"),
             cached_tokens=details.get("cached_tokens") or 0,
-            version=str(spans[-1].get("version")) if spans else None,
+            spans=spans(what, choice.get("weight_versions"), len(ids)),
             log_kept_mass=numbers(what, own.get("log_kept_mass", []), "rl.log_kept_mass"),
         )
         return check_answer(what, ask, answer)

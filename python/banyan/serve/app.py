@@ -39,9 +39,11 @@ class App:
         routes: Iterable[Route],
         keys: Iterable[str] = (),
         check_host: bool = True,
+        control: Iterable[Route] = (),
     ) -> None:
         """`keys`: one of them is wanted as a bearer token; none: everybody may call. `check_host`: without keys, only
-        requests that name this machine are taken, so that no web page can reach the server by a name of its own."""
+        requests that name this machine are taken, so that no web page can reach the server by a name of its own.
+        `control`: routes of the other socket, for who looks for them here."""
         self._context = context
         self._keys = [_digest(key.encode()) for key in keys]
         self._check_host = check_host and not self._keys
@@ -49,6 +51,7 @@ class App:
             *routes,
             Route("GET", "/openapi.json", "This document", self._document, public=True),
         )
+        self._control = {route.path for route in control}
         self._known: Any = None
         entries = [
             StarletteRoute(route.path, self._endpoint(route), methods=[route.method])
@@ -131,7 +134,7 @@ class App:
         allowed: dict[str, str] = {}
         if isinstance(error, HTTPException):
             allowed = dict(error.headers or {})  # the methods of a path
-            error = ApiError(error.status_code, error.detail)
+            error = ApiError(error.status_code, self._advice(error, scope))
         known = from_exception(error, self._context.model_directory)
         if known is None:
             self._context.log_fault(error, scope)
@@ -143,6 +146,16 @@ class App:
         if known.status == 413:
             headers["connection"] = "close"
         return JsonReply(known.body(state["request_id"], state["dialect"]), known.status, headers)
+
+    def _advice(self, error: HTTPException, scope: Any) -> str:
+        """What to do about a path or a method that is not there."""
+        path = scope["path"][:128]
+        if path in self._control:
+            return f"{path}: a control route, on a socket of its own: start with --enable-admin --admin-token-file FILE"
+        if error.status_code == 404:
+            return f"{path}: no route; /openapi.json lists them"
+        methods = (error.headers or {}).get("Allow", "another method")
+        return f"{path}: wanted {methods}, got {scope['method'][:16]}"
 
 
 def _digest(key: bytes) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from banyan.serve import logprobs, sampling_params, tools
@@ -11,23 +10,17 @@ from banyan.serve.context import Context
 from banyan.serve.engine_client import Event
 from banyan.serve.errors import bad
 from banyan.serve.render import encode_messages
-from banyan.serve.requests import Usage, check_stream, engine_request, new_id
+from banyan.serve.requests import OpenAiReply, Usage, check_stream, engine_request
 
 Fields = dict[str, Any]
 
 
-class ChatReply:
+class ChatReply(OpenAiReply):
     """The n answers to a list of messages."""
 
     def __init__(self, context: Context, fields: Fields) -> None:
         """Renders the template and tokenizes: runs off the loop. Raises ApiError."""
-        self.context = context
-        self.fields = fields
-        self.stream = fields["stream"]
-        self.model = context.check_model(fields["model"])
-        self.public_id = fields["request_id"] or new_id("chatcmpl")
-        self.created = int(time.time())
-        self.processed = context.logprobs_mode == "processed_logprobs"
+        super().__init__(context, fields, "chatcmpl")
         check_stream(fields)
         if fields["top_logprobs"] is not None and not fields["logprobs"]:
             raise bad("top_logprobs: wanted logprobs = true beside it", "top_logprobs")
@@ -74,14 +67,9 @@ class ChatReply:
             chunks.append(self._chunk(choice, piece, shown if last else {}, ends=last))
         return chunks
 
-    def last_chunks(self) -> list[Fields]:
-        if not (self.fields["stream_options"] or {}).get("include_usage"):
-            return []
-        return [{**self._head("chat.completion.chunk"), "choices": [], "usage": self.usage.body()}]
-
     def body(self) -> Fields:
         answer: Fields = {
-            **self._head("chat.completion"),
+            **self.head(False),
             "choices": [self._choice(choice) for choice in self.choices],
             "usage": self.usage.body(),
         }
@@ -113,10 +101,10 @@ class ChatReply:
         }
         return {**shown, **self._token_fields(choice, 0, len(choice.ids))}
 
-    def _head(self, kind: str) -> Fields:
+    def head(self, chunk: bool) -> Fields:
         return {
             "id": self.public_id,
-            "object": kind,
+            "object": "chat.completion.chunk" if chunk else "chat.completion",
             "created": self.created,
             "model": self.model,
         }
@@ -139,12 +127,9 @@ class ChatReply:
             part["finish_reason"] = self._finish(choice)
             if choice.stop_reason is not None:
                 part["stop_reason"] = choice.stop_reason
-        chunk = {**self._head("chat.completion.chunk"), "choices": [part]}
+        chunk = self.chunk(part)
         if prompt_token_ids and self.fields["return_token_ids"]:
             chunk["prompt_token_ids"] = self.prompt
-        options = self.fields["stream_options"] or {}
-        if options.get("include_usage") and options.get("continuous_usage_stats"):
-            chunk["usage"] = self.usage.body()
         return chunk
 
     def _finish(self, choice: Choice) -> str | None:
@@ -162,13 +147,7 @@ class ChatReply:
             )
         if fields["return_token_ids"]:
             shown["token_ids"] = choice.ids[begin:end]
-        if fields["return_sampling_mask"]:
-            shown["sampling_mask"] = choice.masks[begin:end]
-        if fields["return_weight_versions"] and choice.final:
-            shown["weight_versions"] = choice.versions()
-        if fields["return_rl"]:
-            shown["rl"] = logprobs.for_training(choice, begin, end, self.seed)
-        return shown
+        return shown | self.for_training(choice, begin, end, fields["return_sampling_mask"])
 
 
 def _whole_call(call: Fields) -> Fields:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from banyan.serve import logprobs, sampling_params
@@ -10,24 +9,18 @@ from banyan.serve.choice import Choice, TextOptions
 from banyan.serve.context import Context
 from banyan.serve.engine_client import Event
 from banyan.serve.errors import bad
-from banyan.serve.requests import Usage, check_stream, engine_request, new_id
+from banyan.serve.requests import OpenAiReply, Usage, check_stream, engine_request
 from banyan.serve.text_stream import TextStream
 
 Fields = dict[str, Any]
 
 
-class CompletionReply:
+class CompletionReply(OpenAiReply):
     """Choices of all prompts, in the order prompt * n + i."""
 
     def __init__(self, context: Context, fields: Fields) -> None:
         """Renders nothing, tokenizes prompts, compiles a grammar: runs off the loop. Raises ApiError."""
-        self.context = context
-        self.fields = fields
-        self.stream = fields["stream"]
-        self.model = context.check_model(fields["model"])
-        self.public_id = fields["request_id"] or new_id("cmpl")
-        self.created = int(time.time())
-        self.processed = context.logprobs_mode == "processed_logprobs"
+        super().__init__(context, fields, "cmpl")
         self.prompts, given = _prompts(context, fields)
         self._check()
         params = sampling_params.openai_params(context, fields)
@@ -63,17 +56,7 @@ class CompletionReply:
         silent = not text and choice.finish is None
         if silent and self.fields["logprobs"] is None and not self.fields["return_token_ids"]:
             return []
-        chunk = self._head()
-        chunk["choices"] = [self._choice(choice, text, delta.begin, delta.end, first)]
-        options = self.fields["stream_options"] or {}
-        if options.get("include_usage") and options.get("continuous_usage_stats"):
-            chunk["usage"] = self.usage.body()
-        return [{key: value for key, value in chunk.items() if value is not None}]
-
-    def last_chunks(self) -> list[Fields]:
-        if not (self.fields["stream_options"] or {}).get("include_usage"):
-            return []
-        return [{**self._head(), "choices": [], "usage": self.usage.body()}]
+        return [self.chunk(self._choice(choice, text, delta.begin, delta.end, first))]
 
     def body(self) -> Fields:
         choices = [
@@ -82,9 +65,9 @@ class CompletionReply:
             )
             for choice in self.choices
         ]
-        return {**self._head(), "choices": choices, "usage": self.usage.body()}
+        return {**self.head(False), "choices": choices, "usage": self.usage.body()}
 
-    def _head(self) -> Fields:
+    def head(self, chunk: bool) -> Fields:
         return {
             "id": self.public_id,
             "object": "text_completion",
@@ -108,12 +91,7 @@ class CompletionReply:
         if fields["prompt_logprobs"] is not None and choice.final:
             found = choice.final["prompt_logprobs"] or []
             shown["prompt_logprobs"] = logprobs.prompt(choice.tokens, found)
-        if fields["return_weight_versions"] and choice.final:
-            shown["weight_versions"] = choice.versions()
-        if fields["return_sampling_mask"]:
-            shown["sampling_mask"] = choice.masks[begin:end]
-        if fields["return_rl"]:
-            shown["rl"] = logprobs.for_training(choice, begin, end, self.seed)
+        shown |= self.for_training(choice, begin, end, fields["return_sampling_mask"])
         if self.stream:
             optional = ("logprobs", "stop_reason")
             return {k: v for k, v in shown.items() if v is not None or k not in optional}

@@ -8,28 +8,23 @@ from banyan.serve import logprobs, sampling_params
 from banyan.serve.choice import Choice, TextOptions
 from banyan.serve.context import Context
 from banyan.serve.engine_client import Event
-from banyan.serve.requests import Usage, check_stream, engine_request, new_id
+from banyan.serve.requests import OpenAiReply, Usage, check_stream, engine_request
 from banyan.serve.schema import check
 
 Fields = dict[str, Any]
 
 
-class InferenceReply:
+class InferenceReply(OpenAiReply):
     """The n responses to one prompt of ids."""
 
     def __init__(self, context: Context, fields: Fields) -> None:
         """Raises ApiError."""
-        self.context = context
-        self.stream = fields["stream"]
-        context.check_model(fields["model"])
-        self.fields = fields
+        super().__init__(context, fields, "gen")
         params_fields = fields["sampling_params"]
         if params_fields is None:
             params_fields = check(context.tables["sampling_params"], {})
         self.params_fields = params_fields
         check_stream({**fields, "prompt_logprobs": params_fields["prompt_logprobs"]})
-        self.public_id = fields["request_id"] or new_id("gen")
-        self.processed = context.logprobs_mode == "processed_logprobs"
         prompt = fields["token_ids"]
         params = sampling_params.openai_params(context, params_fields)
         self.seed = params["seed"]
@@ -51,12 +46,7 @@ class InferenceReply:
         self.usage.take(event, number, delta.end - delta.begin)
         if not self.stream:
             return []
-        return [{**self._head(), "choices": [self._choice(choice, delta.begin, delta.end)]}]
-
-    def last_chunks(self) -> list[Fields]:
-        if not (self.fields["stream_options"] or {}).get("include_usage"):
-            return []
-        return [{**self._head(), "choices": [], "usage": self.usage.body()}]
+        return [self.chunk(self._choice(choice, delta.begin, delta.end))]
 
     def body(self) -> Fields:
         found = None
@@ -64,13 +54,13 @@ class InferenceReply:
             final = self.choices[0].final or {}
             found = logprobs.prompt(self.context.tokens, final.get("prompt_logprobs") or [])
         return {
-            **self._head(),
+            **self.head(False),
             "choices": [self._choice(choice, 0, len(choice.ids)) for choice in self.choices],
             "usage": self.usage.body(),
             "prompt_logprobs": found,
         }
 
-    def _head(self) -> Fields:
+    def head(self, chunk: bool) -> Fields:
         return {"request_id": self.public_id}
 
     def _choice(self, choice: Choice, begin: int, end: int) -> Fields:
@@ -83,10 +73,5 @@ class InferenceReply:
         }
         if self.params_fields["logprobs"] is not None:
             shown["logprobs"] = logprobs.by_id(choice, begin, end, self.processed)
-        if self.params_fields["return_sampling_mask"]:
-            shown["sampling_mask"] = choice.masks[begin:end]
-        if self.fields["return_weight_versions"] and choice.final:
-            shown["weight_versions"] = choice.versions()
-        if self.fields["return_rl"]:
-            shown["rl"] = logprobs.for_training(choice, begin, end, self.seed)
-        return shown
+        masks = self.params_fields["return_sampling_mask"]
+        return shown | self.for_training(choice, begin, end, masks)

@@ -48,11 +48,10 @@ class Served:
     limits: Limits = field(default_factory=Limits)
 
 
-def read_chat(directory: Path, server: dict[str, Any]) -> Any:
-    """The tokenizer and template that the parameters ask for. Raises UserError."""
-    if server["skip_tokenizer_init"]:
+def read_chat(directory: Path, template: str | Path | None, text: bool = True) -> Any:
+    """The tokenizer and template of a model; `template`: a file; `text`: false for ids only. Raises UserError."""
+    if not text:
         return IdsOnly(directory)
-    template = server["chat_template"]
     if template is None:
         return Chat(directory)
     try:

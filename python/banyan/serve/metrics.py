@@ -10,7 +10,8 @@ import re
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -22,26 +23,9 @@ _LONG: tuple[float, ...] = (
     *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60),
     *(120, 240, 480, 960, 1920, 7680),
 )
-_TOKEN = (
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
+_TOKEN: tuple[float, ...] = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1),
+    *(2.5, 5, 7.5, 10, 20, 40, 80),
 )
 _COUNT = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _FEW = (1, 2, 5, 10, 20, 64, 128)
@@ -80,6 +64,24 @@ _COUNTERS = {
 }
 # Told in other metrics: request_success, admission_rejections, iteration_tokens.
 _TOLD = re.compile("finished_.*|admission_rejections|passes|pass_tokens")
+
+
+_Sample = tuple[str, dict[str, str], float]  # end of the name, labels, value
+_Family = tuple[str, str, str, list[_Sample]]  # name, type, help
+
+
+def _one(value: float) -> list[_Sample]:
+    return [("", {}, value)]
+
+
+def _by(label: str, values: Mapping[str, float]) -> list[_Sample]:
+    return [("", {label: key}, +value) for key, value in values.items()]
+
+
+def _histogram_samples(buckets: Sequence[tuple[str, float]], total: float) -> list[_Sample]:
+    """`buckets`: upper ends, the last of them infinite, and how many values are below."""
+    rows: list[_Sample] = [("_bucket", {"le": le}, count) for le, count in buckets]
+    return [*rows, ("_count", {}, buckets[-1][1]), ("_sum", {}, total)]
 
 
 class _Histogram:
@@ -153,24 +155,13 @@ class Metrics:
     def text(self, stats: dict[str, Any]) -> str:
         """The page. `stats`: EngineStats."""
         lines: list[str] = []
-        self._gauges(lines, stats)
-        counters = stats.get("counters", {})
-        for key, count in counters.items():
-            if not _TOLD.fullmatch(key):
-                name, help = _COUNTERS.get(key, (f"banyan:{key}", key.replace("_", " ")))
-                self._sample(lines, name, "counter", help, [({}, count)])
-        done = [({"finished_reason": reason}, count) for reason, count in self._finished.items()]
-        self._sample(lines, "vllm:request_success", "counter", "responses that ended", done)
-        refused = {**self._rejected, "engine": counters.get("admission_rejections", 0)}
-        values = [({"reason": reason}, count) for reason, count in refused.items()]
-        self._sample(
-            lines, "vllm:admission_rejections", "counter", "requests refused with 503", values
-        )
-        passes = (counters.get("passes", 0), counters.get("pass_tokens", 0))
-        self._head(lines, "vllm:iteration_tokens_total", "histogram", "tokens of a forward pass")
-        self._bucket(lines, "vllm:iteration_tokens_total", {}, [("+Inf", passes[0])], *passes)
-        for name, (_, help) in _HISTOGRAMS.items():
-            self._histogram(lines, name, help)
+        for name, kind, help, samples in [
+            *self._gauges(stats),
+            *self._counters(stats),
+            *(self._histogram(name, help) for name, (_, help) in _HISTOGRAMS.items()),
+        ]:
+            lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
+            lines += [f"{name}{end}{self._label(own)} {value}" for end, own, value in samples]
         return "\n".join(lines) + "\n"
 
     def _tokens(self, times: _Times, index: int, count: int, now: float) -> None:
@@ -207,92 +198,71 @@ class Metrics:
     def _add(self, name: str, value: float) -> None:
         self._histograms[name].add(value)
 
-    def _gauges(self, lines: list[str], stats: dict[str, Any]) -> None:
+    def _gauges(self, stats: dict[str, Any]) -> list[_Family]:
         used, pages = stats.get("used_pages", 0), stats.get("num_pages", 0)
-        asleep = stats.get("state") == "asleep"
+        asleep, missing = stats.get("state") == "asleep", bool(stats.get("weights_missing"))
         waiting = stats.get("waiting", 0)
-        rows: list[tuple[str, str, list[tuple[dict[str, str], float]]]] = [
-            ("vllm:num_requests_running", "sequences running", [({}, stats.get("running", 0))]),
-            ("vllm:num_requests_waiting", "sequences waiting", [({}, waiting)]),
-            (
-                "vllm:num_requests_waiting_by_reason",
-                "sequences waiting",
-                [({"reason": "capacity"}, waiting), ({"reason": "deferred"}, 0)],
-            ),
+        states = {
+            "awake": not asleep,
+            "weights_offloaded": asleep and not missing,
+            "discard_all": asleep and missing,
+        }
+        reasons = {"capacity": waiting, "deferred": 0}
+        cache = {"block_size": "64", "num_gpu_blocks": str(pages)}
+        rows: list[tuple[str, str, list[_Sample]]] = [
+            ("vllm:num_requests_running", "sequences running", _one(stats.get("running", 0))),
+            ("vllm:num_requests_waiting", "sequences waiting", _one(waiting)),
+            ("vllm:num_requests_waiting_by_reason", "sequences waiting", _by("reason", reasons)),
             (
                 "vllm:engine_sleep_state",
                 "1 for the state that the engine is in",
-                [
-                    ({"sleep_state": "awake"}, int(not asleep)),
-                    (
-                        {"sleep_state": "weights_offloaded"},
-                        int(asleep and not stats.get("weights_missing")),
-                    ),
-                    (
-                        {"sleep_state": "discard_all"},
-                        int(asleep and bool(stats.get("weights_missing"))),
-                    ),
-                ],
+                _by("sleep_state", states),
             ),
-            (
-                "vllm:kv_cache_usage_perc",
-                "share of pages in use",
-                [({}, used / pages if pages else 0)],
-            ),
-            (
-                "vllm:cache_config_info",
-                "the KV pool",
-                [({"block_size": "64", "num_gpu_blocks": str(pages)}, 1)],
-            ),
-            ("banyan:weight_epoch", "switches of weights", [({}, stats.get("weight_epoch", 0))]),
-            ("banyan:groups_running", "groups running", [({}, stats.get("groups_running", 0))]),
+            ("vllm:kv_cache_usage_perc", "share of pages in use", _one(used / (pages or 1))),
+            ("vllm:cache_config_info", "the KV pool", [("", cache, 1)]),
+            ("banyan:weight_epoch", "switches of weights", _one(stats.get("weight_epoch", 0))),
+            ("banyan:groups_running", "groups running", _one(stats.get("groups_running", 0))),
         ]
-        for name, help, values in rows:
-            self._sample(lines, name, "gauge", help, values)
-        parts = [({"part": part}, value) for part, value in stats.get("seconds", {}).items()]
-        self._sample(lines, "banyan:step_seconds", "counter", "seconds in parts of a pass", parts)
+        return [(name, "gauge", help, samples) for name, help, samples in rows]
 
-    def _sample(
-        self,
-        lines: list[str],
-        name: str,
-        kind: str,
-        help: str,
-        values: Sequence[tuple[dict[str, str], float]],
-    ) -> None:
-        suffix = "_total" if kind == "counter" else ""
-        self._head(lines, name + suffix, kind, help)
-        lines += [f"{name}{suffix}{self._label(own)} {value}" for own, value in values]
+    def _counters(self, stats: dict[str, Any]) -> list[_Family]:
+        counts = stats.get("counters", {})
+        rows: list[tuple[str, str, list[_Sample]]] = [
+            (
+                "banyan:step_seconds",
+                "seconds in parts of a pass",
+                _by("part", stats.get("seconds", {})),
+            ),
+            (
+                "vllm:request_success",
+                "responses that ended",
+                _by("finished_reason", self._finished),
+            ),
+            (
+                "vllm:admission_rejections",
+                "requests refused with 503",
+                _by("reason", {**self._rejected, "engine": counts.get("admission_rejections", 0)}),
+            ),
+        ]
+        for key, count in counts.items():
+            if not _TOLD.fullmatch(key):
+                rows.append(
+                    (*_COUNTERS.get(key, (f"banyan:{key}", key.replace("_", " "))), _one(count))
+                )
+        passes = _histogram_samples(
+            [("+Inf", counts.get("passes", 0))], counts.get("pass_tokens", 0)
+        )
+        name = "vllm:iteration_tokens_total"
+        return [
+            *((f"{name}_total", "counter", help, samples) for name, help, samples in rows),
+            (name, "histogram", "tokens of a forward pass", passes),
+        ]
 
-    def _histogram(self, lines: list[str], name: str, help: str) -> None:
-        self._head(lines, name, "histogram", help)
+    def _histogram(self, name: str, help: str) -> _Family:
         histogram = self._histograms[name]
-        running, buckets = 0, []
-        for bound, count in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
-            running += count
-            buckets.append((str(bound), running))
-        self._bucket(lines, name, {}, buckets, running, histogram.total)
-
-    def _bucket(
-        self,
-        lines: list[str],
-        name: str,
-        labels: dict[str, str],
-        buckets: Sequence[tuple[str, float]],
-        count: float,
-        total: float,
-    ) -> None:
-        lines += [
-            f"{name}_bucket{self._label({**labels, 'le': le})} {value}" for le, value in buckets
-        ]
-        lines += [
-            f"{name}_count{self._label(labels)} {count}",
-            f"{name}_sum{self._label(labels)} {total}",
-        ]
-
-    @staticmethod
-    def _head(lines: list[str], name: str, kind: str, help: str) -> None:
-        lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
+        bounds = (*map(str, histogram.bounds), "+Inf")
+        buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+        return name, "histogram", help, _histogram_samples(buckets, histogram.total)
 
     def _label(self, own: dict[str, str]) -> str:
         pairs = {**self._labels, **own}

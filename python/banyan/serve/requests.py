@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import secrets
+import time
 from typing import Any
 
+from banyan.serve import logprobs
+from banyan.serve.choice import Choice
+from banyan.serve.context import Context
 from banyan.serve.engine_client import Event
 from banyan.serve.errors import bad
 
@@ -61,3 +65,47 @@ class Usage:
             "total_tokens": self._prompt + self._responses,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
         }
+
+
+class OpenAiReply:
+    """What the answers of OpenAI's and vLLM's routes have in common. `kind` begins their ids."""
+
+    seed: int
+    usage: Usage
+
+    def __init__(self, context: Context, fields: Fields, kind: str) -> None:
+        """Raises ApiError for a model that is not served."""
+        self.context = context
+        self.fields = fields
+        self.stream: bool = fields["stream"]
+        self.model = context.check_model(fields["model"])
+        self.public_id = fields["request_id"] or new_id(kind)
+        self.created = int(time.time())
+        self.processed = context.logprobs_mode == "processed_logprobs"
+        self._options = fields["stream_options"] or {}
+
+    def head(self, chunk: bool) -> Fields:
+        """Fields of every chunk, or of the whole answer."""
+        raise RuntimeError("[serve] head: a reply says what it is")
+
+    def last_chunks(self) -> list[Fields]:
+        if not self._options.get("include_usage"):
+            return []
+        return [{**self.head(True), "choices": [], "usage": self.usage.body()}]
+
+    def chunk(self, choice: Fields) -> Fields:
+        made = {**self.head(True), "choices": [choice]}
+        if self._options.get("include_usage") and self._options.get("continuous_usage_stats"):
+            made["usage"] = self.usage.body()
+        return made
+
+    def for_training(self, choice: Choice, begin: int, end: int, masks: bool) -> Fields:
+        """Fields of tokens [begin, end) that training asks for."""
+        shown: Fields = {}
+        if masks:
+            shown["sampling_mask"] = choice.masks[begin:end]
+        if self.fields["return_weight_versions"] and choice.final:
+            shown["weight_versions"] = choice.versions()
+        if self.fields["return_rl"]:
+            shown["rl"] = logprobs.for_training(choice, begin, end, self.seed)
+        return shown

@@ -83,7 +83,9 @@ async def serve(
     public, control = sockets
     unix = listen.uds is not None
     servers = [
-        _server(App(context, routes.ROUTES, listen.keys, check_host=not unix), context.limits)
+        _server(
+            App(context, routes.ROUTES, listen.keys, not unix, control=admin.ROUTES), context.limits
+        )
     ]
     bound = [public]
     if control is not None:
