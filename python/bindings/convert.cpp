@@ -74,6 +74,13 @@ Trajectory trajectory_from(const py::dict& value) {
   out.sampled_log_probs =
       get_or<std::vector<float>>(value, "sampled_log_probs", std::vector<float>());
   out.finish = finish_from(get_or<std::string>(value, "finish", "stop"));
+  for (const py::dict& span :
+       get_or<std::vector<py::dict>>(value, "weight_spans", std::vector<py::dict>())) {
+    out.weight_spans.push_back({.epoch = span["epoch"].cast<int64_t>(),
+                                .version = span["version"].cast<std::string>(),
+                                .start = span["start"].cast<int32_t>(),
+                                .end = span["end"].cast<int32_t>()});
+  }
   return out;
 }
 

@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 
 #include "banyan/core/error.h"
+#include "banyan/rollout/grammar/grammar.h"
 #include "banyan/rollout/sampling/limits.h"
 #include "banyan/rollout/sampling/outlines_index.h"
 #include "banyan/rollout/sampling/row_sampler.h"
@@ -115,6 +116,27 @@ void bind_sampling(py::module_& module) {
           "From an Index of outlines_core 0.2 as it serialises it; `end_token` is the id that "
           "stands "
           "for the end of the text there.")
+      .def_static(
+          "from_ebnf",
+          [](const std::string& ebnf, const std::vector<std::string>& token_bytes, int64_t most) {
+            py::gil_scoped_release release;
+            return std::make_shared<TokenTable>(rollout::compile_grammar(ebnf, token_bytes, most));
+          },
+          py::arg("ebnf"),
+          py::arg("token_bytes"),
+          py::arg("max_bytes"),
+          "From a grammar with a rule root, in the notation of llama.cpp and XGrammar; "
+          "`token_bytes`: what each id writes.")
+      .def_static(
+          "json_object",
+          [](const std::vector<std::string>& token_bytes, int64_t most) {
+            py::gil_scoped_release release;
+            return std::make_shared<TokenTable>(rollout::compile_grammar(
+                rollout::kJsonObject, token_bytes, most, rollout::kJsonDepth - 1));
+          },
+          py::arg("token_bytes"),
+          py::arg("max_bytes"),
+          "Any JSON object, containers at most five deep.")
       .def_property_readonly("num_states", &TokenTable::num_states)
       .def_property_readonly("num_bytes", &TokenTable::num_bytes, "Memory it takes.")
       .def("is_final", &TokenTable::is_final, py::arg("state"))

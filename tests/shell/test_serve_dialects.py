@@ -115,7 +115,14 @@ def test_sglang_continues(server):
         ({"text": "a", "input_ids": [1]}, "text, input_ids: wanted one of them"),
         ({"text": "a", "sampling_params": {"top_k": 0}}, "top_k: wanted -1 or >= 1, got 0"),
         ({"text": "a", "sampling_params": {"repetition_penalty": 3}}, "repetition_penalty: wanted"),
-        ({"text": "a", "sampling_params": {"ebnf": "x"}}, "ebnf: not built"),
+        (
+            {"text": "a", "sampling_params": {"ebnf": "x", "regex": "a"}},
+            "wanted one of json_schema, regex, ebnf, got 2",
+        ),
+        (
+            {"text": "a", "sampling_params": {"structural_tag": "x"}},
+            "structural tags are not built",
+        ),
         ({"text": "a", "rid": ["x", "y"]}, "rid: wanted 1, got 2"),
         ({"text": "a", "image_data": "x"}, "image_data: not built"),
     ],

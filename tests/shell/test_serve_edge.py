@@ -174,8 +174,8 @@ def test_messages_name_field_range_and_value():
         check(table, {"prompt": "a", "top_p": 0})
     with pytest.raises(ApiError, match=r"^prompt: wanted token ids in \[0, 999\], got 1000$"):
         check(table, {"prompt": [1, 1000]})
-    with pytest.raises(ApiError, match=r"^guided_json: not built; use structured_outputs"):
-        check(table, {"prompt": "a", "guided_json": {}})
+    with pytest.raises(ApiError, match=r"^guided_whitespace_pattern: not built: white space"):
+        check(table, {"prompt": "a", "guided_whitespace_pattern": " "})
     unknown: list[str] = []
     found = check(table, {"prompt": "a", "stop": None, "n": 2.0, "xyz": 1}, unknown=unknown)
     assert (found["n"], found["stop"], unknown) == (2, None, ["xyz"])

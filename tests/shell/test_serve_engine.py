@@ -22,6 +22,7 @@ from serve_running import Running, chunks, flat, ok, refused
 
 from banyan import extension
 
+ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "a-token-for-the-tests"
 PROMPT = "the cat and the hat"
 MESSAGES = [{"role": "user", "content": "the hat sat there"}]
@@ -163,6 +164,28 @@ def test_structured_output_holds(server):
         body = {"messages": MESSAGES, "max_tokens": 40, "seed": seed, "response_format": form}
         (choice,) = ok(server.post("/v1/chat/completions", **body))["choices"]
         assert choice["message"]["content"] in ('"yes"', '"no"')
+    for fields in (
+        {"structured_outputs": {"grammar": 'root ::= ("ab" | "c") [0-9]{2,3} "x"'}},
+        {"guided_grammar": 'root ::= ("ab" | "c") [0-9]{2,3} "x"'},
+    ):
+        (choice,) = ok(server.post("/v1/completions", prompt=PROMPT, max_tokens=40, **fields))[
+            "choices"
+        ]
+        assert re.fullmatch(regex["regex"], choice["text"]), choice
+    ebnf = {"ebnf": 'root ::= "yes" | "no"', "max_new_tokens": 40}
+    assert ok(server.post("/generate", text="a", sampling_params=ebnf))["text"] in ("yes", "no")
+    for fields in (
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json_object": True}},
+    ):
+        body = {"messages": MESSAGES, "max_tokens": 40, **fields}
+        (choice,) = ok(server.post("/v1/chat/completions", **body))["choices"]
+        assert choice["message"]["content"].startswith("{")
+    refused(
+        server.post("/v1/completions", prompt="a", structured_outputs={"grammar": "root ::= ("}),
+        400,
+        "structured output: [grammar] line 1: wanted ')', got the end",
+    )
     refused(
         server.post("/v1/completions", prompt="a", structured_outputs={"regex": "("}),
         400,
@@ -262,6 +285,17 @@ def test_a_pool_without_room_names_the_servers_options(directory, capsys):
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert "raise --gpu-memory-utilization (or --kv-cache-memory-bytes)" in error
+
+
+def test_the_guides_examples_run(server, admin):
+    guide = (ROOT / "docs" / "guides" / "serving.md").read_text(encoding="utf-8")
+    posts = re.findall(r"^curl http://127.0.0.1:8000(\S+) -H .*? -d '(.*?)'$", guide, re.M | re.S)
+    assert {path for path, _ in posts} >= {"/v1/chat/completions", "/generate"}
+    for path, body in posts:
+        response = server.http.post(path, content=body)
+        assert response.status_code == 200, (path, response.text)
+    control = re.findall(r'^curl -X POST .*? "http://127.0.0.1:8001(\S+)"$', guide, re.M)
+    assert [ok(admin.post(path))["status"] for path in control] == ["paused", "resumed"]
 
 
 def test_times_add_up(server):

@@ -223,9 +223,19 @@ def test_added_stop_token_known(server):
         ({"prompt": "a", "logprobs": 21}, "logprobs: wanted a whole number >= 0 and <= 20"),
         ({"prompt": "a", "temperature": 2.1}, "temperature: wanted a finite number >= 0 and <= 2"),
         ({"prompt": "a", "suffix": "b"}, "suffix: not built"),
-        ({"prompt": "a", "guided_regex": "b"}, "guided_regex: not built"),
-        ({"prompt": "a", "structured_outputs": {"grammar": "x"}}, "grammar: not built"),
-        ({"prompt": "a", "response_format": {"type": "json_object"}}, "json_object is not built"),
+        ({"prompt": "a", "guided_decoding_backend": "b"}, "guided_decoding_backend: removed"),
+        (
+            {"prompt": "a", "guided_regex": "b", "structured_outputs": {"grammar": "x"}},
+            "wanted one of regex, grammar, got 2",
+        ),
+        (
+            {"prompt": "a", "structured_outputs": {"structural_tag": "{}"}},
+            "structural tags are not built; use tools",
+        ),
+        (
+            {"prompt": "a", "response_format": {"type": "structural_tag", "structures": []}},
+            "structural tags are not built; use tools",
+        ),
         (
             {"prompt": "a", "stream_options": {"include_usage": True}},
             "stream_options: wanted stream",

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import pytest
 from banyan.cli.main import main
 from banyan.log.jsonl import by_step, read
+from banyan.trainer.host import Host
 from scripted_server import Answered, Partial, ScriptedServer
 from shell_files import write_tiny_llama
 
@@ -119,13 +120,28 @@ def through(server, *more):
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-def test_a_server_with_the_same_tokens_gives_the_same_gradients(dialect, tmp_path, argv, tiny):
+def test_a_server_with_the_same_tokens_gives_the_same_gradients(
+    dialect, tmp_path, argv, tiny, monkeypatch
+):
     assert main([*argv, at(tmp_path / "own")]) == 0
     law = CoreLaw(tiny)
+    seen = []
+    submit = Host.submit
+
+    def watched(host, trajectory, validation):
+        seen.append((len(trajectory["response"]), trajectory["weight_spans"]))
+        return submit(host, trajectory, validation)
+
+    monkeypatch.setattr(Host, "submit", watched)
     with ScriptedServer(dialect, law=law, load=law.load, policy="lpm") as server:
         server.faults["tokens"] = [None, Partial(3), None, Partial(0)]
         assert main([*argv, at(tmp_path / "theirs"), *through(server)]) == 0
         assert not server.state["paused"]
+    versions = [spans[0]["version"] for _, spans in seen]
+    assert versions == ["0"] * 6 + ["1"] * 6
+    for length, spans in seen:
+        number = int(spans[0]["version"])
+        assert spans == [{"epoch": number, "version": str(number), "start": 0, "end": length}]
     own, theirs = numbers(tmp_path / "own"), numbers(tmp_path / "theirs")
     assert sorted(own) == [1, 2]
     for step in (1, 2):

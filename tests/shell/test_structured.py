@@ -122,10 +122,50 @@ def test_a_schema_gives_json_that_obeys_it(grammars):
     assert grammars.compile("json", SCHEMA).num_states == table.num_states
 
 
+def depth_of(value):
+    inner = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    )
+    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
+
+
+def test_a_json_object_is_any(grammars):
+    table = grammars.compile("json_object", True)
+    values = [json.loads(text.decode()) for text in texts(table, 60)]
+    assert {type(value) for value in values} == {dict}
+    assert max(map(depth_of, values)) > 1
+    assert accepts(table, json.dumps({"é": [1, {"a": [-2.5e9, None]}]}, indent=2).encode())
+    assert accepts(table, json.dumps({"a": [[[[]]]]}).encode())
+    assert not accepts(table, json.dumps({"a": [[[[[]]]]]}).encode())  # the sixth container
+    assert not accepts(table, b"[1]")
+
+
+def test_a_grammar_is_obeyed(grammars):
+    table = grammars.compile(
+        "grammar",
+        """
+        root ::= name "=" sum   # a comment
+        name ::= [a-z_]+
+        sum  ::= term ([+*] term)*
+        term ::= [0-9]+ | "(" sum ")"
+        """,
+    )
+    for text in texts(table, 40):
+        name, sum_ = text.decode().split("=")
+        assert re.fullmatch("[a-z_]+", name)
+        assert compile(re.sub(r"\b0+(?=\d)", "", sum_), "a sum", "eval")
+    assert accepts(table, b"a_b=(1+2)*((3))")
+    assert not accepts(table, b"a=(1+2")
+    assert grammars.compile("grammar", 'root ::= "yes" | "no"').num_states == 5
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "text"),
     [
-        ("grammar", "root ::= 'a'", "'grammar' is not built; wanted one of json, regex, choice"),
+        ("grammar", "start: 'a'", "line 1: wanted a rule (name ::= ...), got 'start: 'a''"),
+        ("grammar", "root ::= 'a'{9999}", "wanted a count of at most 4096"),
+        ("grammar", "root ::= ('a'{4096}){4096}", "wanted a smaller grammar"),
+        ("grammar", 7, "wanted a grammar of 1 to 32768 characters"),
         ("structural_tag", {}, "'structural_tag' is not built"),
         ("regex", "", "wanted a regex of 1 to"),
         ("regex", 7, "wanted a regex of 1 to"),

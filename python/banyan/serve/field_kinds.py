@@ -11,6 +11,8 @@ from banyan.serve.schema import Field
 
 INT64 = (1 << 63) - 1
 INT32 = (1 << 31) - 1
+GUIDED = ("json", "regex", "choice", "grammar")  # guided_...: older names of structured_outputs
+NO_TAGS = "structural tags are not built; use tools, or json, regex, choice or grammar for the whole answer"
 
 
 class Shape(NamedTuple):

@@ -9,8 +9,10 @@ from dataclasses import replace
 
 from banyan.serve import fields_chat, fields_sglang
 from banyan.serve.field_kinds import (
+    GUIDED,
     INT32,
     INT64,
+    NO_TAGS,
     Shape,
     flag,
     ids,
@@ -26,17 +28,10 @@ from banyan.serve.limits import Limits
 from banyan.serve.schema import Field, Table
 
 _DEFAULT_LENGTH = "default: 16, or what the context leaves"
-_GONE = (
-    "not built; use structured_outputs or response_format with a JSON schema, a regex or choices"
-)
 _REFUSED = {
     "suffix": "not built: the model continues text, it does not fill gaps",
-    "guided_json": _GONE,
-    "guided_regex": _GONE,
-    "guided_choice": _GONE,
-    "guided_grammar": _GONE,
-    "guided_decoding_backend": _GONE,
-    "guided_whitespace_pattern": _GONE,
+    "guided_decoding_backend": "removed upstream; there is one compiler here",
+    "guided_whitespace_pattern": "not built: white space between tokens of JSON is bounded",
     "use_beam_search": "not built",
     "logits_processors": "not built: no code of a request is run",
     "prompt_embeds": "refused: token ids or text only",
@@ -170,6 +165,7 @@ def _sampling(shape: Shape) -> dict[str, Field]:
         "prompt_logprobs": logprobs(shape),
         "repetition_detection": _repetition(),
         "structured_outputs": Field("object", fields=_structured(limits)),
+        **{f"guided_{kind}": _structured(limits)[kind] for kind in GUIDED},
         "response_format": Field("object", fields=_response_format(limits)),
     }
 
@@ -224,14 +220,13 @@ def _repetition() -> Field:
 
 def _structured(limits: Limits) -> dict[str, Field]:
     text = Field("string", min_bytes=1, max_bytes=limits.schema_bytes)
-    unbuilt = Field("any", refused="not built; use json, regex or choice")
     return {
         "json": Field("one_of", one_of=(Field("object"), text)),
         "regex": text,
         "choice": Field("array", items=text, min_items=1, max_items=1024),
-        "grammar": unbuilt,
-        "json_object": unbuilt,
-        "structural_tag": unbuilt,
+        "grammar": replace(text, note="EBNF with a rule root, as llama.cpp and XGrammar read it"),
+        "json_object": Field("boolean"),
+        "structural_tag": Field("any", refused=NO_TAGS),
     }
 
 

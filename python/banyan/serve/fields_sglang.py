@@ -5,6 +5,7 @@ from __future__ import annotations
 from banyan.serve.field_kinds import (
     INT32,
     INT64,
+    NO_TAGS,
     Shape,
     flag,
     ids,
@@ -16,8 +17,6 @@ from banyan.serve.field_kinds import (
     stop,
 )
 from banyan.serve.schema import Field, Table
-
-_UNBUILT = "not built; use json_schema or regex"
 
 
 def params(shape: Shape) -> Table:
@@ -46,8 +45,8 @@ def params(shape: Shape) -> Table:
         "logit_bias": logit_bias(limits),
         "json_schema": Field("string", max_bytes=limits.schema_bytes),
         "regex": Field("string", max_bytes=limits.schema_bytes),
-        "ebnf": Field("any", refused=_UNBUILT),
-        "structural_tag": Field("any", refused=_UNBUILT),
+        "ebnf": Field("string", max_bytes=limits.schema_bytes, note="with a rule root"),
+        "structural_tag": Field("any", refused=NO_TAGS),
         "custom_params": Field("any", refused="not built"),
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from banyan.serve.context import Context
 from banyan.serve.errors import bad
+from banyan.serve.field_kinds import GUIDED, NO_TAGS
 
 Fields = dict[str, Any]
 _SEED_MASK = (1 << 64) - 1
@@ -50,13 +51,10 @@ def openai_params(context: Context, fields: Fields) -> Fields:
 def sglang_params(context: Context, fields: Fields) -> Fields:
     if fields["top_k"] == 0:
         raise bad("sampling_params.top_k: wanted -1 or >= 1, got 0", "top_k")
-    grammars = [name for name in ("json_schema", "regex") if fields[name]]
+    kinds = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+    grammars = [(kind, fields[name]) for name, kind in kinds.items() if fields[name]]
     if len(grammars) > 1:
-        raise bad("sampling_params: wanted json_schema or regex, got both")
-    grammar = None
-    if grammars:
-        kind = {"json_schema": "json", "regex": "regex"}[grammars[0]]
-        grammar = (kind, fields[grammars[0]])
+        raise bad(f"sampling_params: wanted one of {', '.join(kinds)}, got {len(grammars)}")
     return {
         **_common(context, fields),
         "temperature": 0.0 if fields["temperature"] < 1e-6 else fields["temperature"],
@@ -66,7 +64,7 @@ def sglang_params(context: Context, fields: Fields) -> Fields:
         "max_tokens": fields["max_new_tokens"],
         "min_tokens": fields["min_new_tokens"],
         "seed": _seed(context, fields["sampling_seed"]),
-        "grammar": grammar,
+        "grammar": grammars[0] if grammars else None,
     }
 
 
@@ -186,11 +184,9 @@ top_count = _count
 
 def _grammar(fields: Fields) -> tuple[str, Any] | None:
     """Kind and text of structured_outputs or response_format; `compile_grammars` makes a table of it."""
-    asked = {
-        kind: value
-        for kind, value in (fields["structured_outputs"] or {}).items()
-        if value is not None
-    }
+    given = {kind: fields[f"guided_{kind}"] for kind in GUIDED}
+    given |= {k: v for k, v in (fields["structured_outputs"] or {}).items() if v is not None}
+    asked = {kind: value for kind, value in given.items() if value not in (None, False)}
     form = fields["response_format"] or {"type": "text"}
     if form["type"] == "json_schema":
         schema = (form["json_schema"] or {}).get("schema")
@@ -200,10 +196,10 @@ def _grammar(fields: Fields) -> tuple[str, Any] | None:
                 "response_format",
             )
         asked.setdefault("json", schema)
-    elif form["type"] != "text":
-        raise bad(
-            f"response_format.type: {form['type']} is not built; use json_schema", "response_format"
-        )
+    elif form["type"] == "json_object":
+        asked.setdefault("json_object", True)
+    elif form["type"] == "structural_tag":
+        raise bad(f"response_format.type: {NO_TAGS}", "response_format")
     if len(asked) > 1:
         raise bad(f"structured_outputs: wanted one of {', '.join(asked)}, got {len(asked)}")
     if not asked:

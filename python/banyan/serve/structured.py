@@ -1,8 +1,9 @@
-"""Structured output: a JSON schema, a regular expression or a list of choices becomes a token table of the core.
+"""Structured output: a schema, a regular expression, choices or a grammar becomes a token table of the core.
 
-outlines_core (linear-time automata, no backtracking) does the work in a process of its own (structured_worker.py),
-under limits of pattern length, time, memory and table size, so a hostile pattern ends in a UserError and harms nobody.
-Tables, and refusals that took work, are kept in a cache with a limit in bytes, least recently used out first.
+For schemas and expressions outlines_core (linear-time automata, no backtracking) does the work in a process of its own
+(structured_worker.py), under limits of pattern length, time, memory and table size; grammars, and choices as such, are
+the core's own (src/banyan/rollout/grammar), under limits of counts. A hostile pattern ends in a UserError and harms
+nobody. Tables, and refusals that took work, are kept in a cache with a limit in bytes, least recently used out first.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from banyan import extension
-from banyan.errors import RunError, UserError
+from banyan.errors import RunError, UserError, core_text
 from banyan.serve.structured_schema import prepare_schema
 
-KINDS = ("json", "regex", "choice")
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _HINT = "; wanted a regular expression of linear time: no look-around, no back-reference"
-_SPECIAL = set("\\.+*?()|[]{}^$#&-~/ \t\n\r\f\v")
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Grammars:
     ) -> None:
         """`token_bytes`: what each id writes; b"" for special tokens, which no pattern may produce."""
         self.limits = limits or StructuredLimits()
+        self._tokens = list(token_bytes)
         self._vocabulary = b"".join(struct.pack("<H", len(text)) + text for text in token_bytes)
         self._end = len(token_bytes)  # the worker's id for the end of the text
         self._core = extension.load()
@@ -58,11 +59,11 @@ class Grammars:
         self.cached_bytes = 0
 
     def compile(self, kind: str, value: Any) -> Any:
-        """A core.TokenTable. `value`: text of a schema or regex, or a list of texts.
+        """A core.TokenTable. `value`: text of a schema, regex or grammar, a list of texts, or True for a JSON object.
 
         Raises UserError for what cannot be compiled, RunError if the process that compiles does not start.
         """
-        job = _job(kind, value, self.limits)
+        job = _job(kind, value, self.limits)  # refuses what takes no work to see
         key = (kind, json.dumps(value, sort_keys=True))
         with self._lock:
             found = self._cache.get(key)
@@ -81,6 +82,15 @@ class Grammars:
 
     def _make(self, job: dict[str, Any]) -> Any:
         """A table, or the text of a refusal."""
+        try:
+            if "ebnf" in job:
+                return self._core.TokenTable.from_ebnf(
+                    job["ebnf"], self._tokens, self.limits.table_bytes
+                )
+            if "json_object" in job:
+                return self._core.TokenTable.json_object(self._tokens, self.limits.table_bytes)
+        except ValueError as error:
+            return f"structured output: {core_text(error)}"
         if self._worker is None:
             self._worker = _Worker(self._vocabulary, self.limits)
         answer = self._worker.ask(job, self.limits.seconds)
@@ -97,7 +107,7 @@ class Grammars:
                 answer[1:], self._end, self.limits.table_bytes
             )
         except ValueError as error:
-            return f"structured output: {error}"
+            return f"structured output: {core_text(error)}"
 
     def _keep(self, key: tuple[str, str], found: Any) -> None:
         self._cache[key] = found
@@ -125,22 +135,26 @@ def _job(kind: str, value: Any, limits: StructuredLimits) -> dict[str, Any]:
             )
         schema, patterns = prepare_schema(text)
         return {"schema": schema, "patterns": patterns, "pattern_chars": limits.pattern_chars}
-    if kind == "regex":
-        regex = _without_anchors(value) if isinstance(value, str) else None
-    elif kind == "choice":
-        regex = _choice(value, limits)
-    else:
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind not in KINDS:
         raise UserError(
             f"structured output: {kind!r} is not built; wanted one of {', '.join(KINDS)}"
         )
-    if not regex or len(regex) > limits.pattern_chars:
+    texts = _choices(value, limits) if kind == "choice" else [value]
+    if kind == "regex" and isinstance(value, str):
+        texts = [_without_anchors(value)]
+    letters = sum(len(text) for text in texts if isinstance(text, str))
+    if not 1 <= letters <= limits.pattern_chars:
         raise UserError(
             f"structured output: wanted a {kind} of 1 to {limits.pattern_chars} characters"
         )
-    return {"regex": regex}
+    if kind == "choice":
+        return {"ebnf": "root ::= " + " | ".join(map(_quoted, texts))}
+    return {"regex" if kind == "regex" else "ebnf": texts[0]}
 
 
-def _choice(value: Any, limits: StructuredLimits) -> str:
+def _choices(value: Any, limits: StructuredLimits) -> list[str]:
     texts = value if isinstance(value, list) else []
     if not 1 <= len(texts) <= limits.choices or not all(
         isinstance(text, str) and text for text in texts
@@ -148,7 +162,12 @@ def _choice(value: Any, limits: StructuredLimits) -> str:
         raise UserError(
             f"structured output: wanted a choice of 1 to {limits.choices} non-empty texts"
         )
-    return "|".join("".join("\\" + c if c in _SPECIAL else c for c in text) for text in texts)
+    return texts
+
+
+def _quoted(text: str) -> str:
+    """A text as a grammar spells it."""
+    return '"' + "".join(c if c.isalnum() else f"\\U{ord(c):08X}" for c in text) + '"'
 
 
 def _without_anchors(regex: str) -> str:
