@@ -200,6 +200,25 @@ def test_structured_output_is_one_of_the_choices(client: openai.OpenAI, model: s
     assert done.choices[0].finish_reason == "stop"
 
 
+def test_json_mode_begins_an_object(client: openai.OpenAI, model: str) -> None:
+    done = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": PROMPT}],
+        max_tokens=20,
+        response_format={"type": "json_object"},
+    )
+    assert done.choices[0].message.content.startswith("{")
+
+
+def test_a_grammar_is_obeyed(client: openai.OpenAI, model: str) -> None:
+    grammar = 'root ::= ("the " | "a ") [ch] "at" # one of four'
+    done = client.completions.create(
+        model=model, prompt=PROMPT, max_tokens=20, extra_body={"guided_grammar": grammar}
+    )
+    assert done.choices[0].text in ("the cat", "the hat", "a cat", "a hat")
+    assert done.choices[0].finish_reason == "stop"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -213,7 +232,8 @@ def test_structured_output_is_one_of_the_choices(client: openai.OpenAI, model: s
         ({"prompt": [999999]}, "prompt"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"extra_body": {"guided_json": {"type": "object"}}}, "guided_json"),
+        ({"extra_body": {"guided_json": {"type": "objekt"}}}, "type: wanted one of string"),
+        ({"extra_body": {"guided_decoding_backend": "x"}}, "guided_decoding_backend"),
         ({"temperature": 0, "n": 2}, "n"),
     ],
 )
