@@ -22,48 +22,48 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "benchmarks" / "results" / "kernels.md"
 
-# Kernel -> (what it is, names of its benchmarks with the words for their arguments).
+# Kernel -> (what it is, its benchmarks and the words around their arguments).
 SECTIONS: dict[str, tuple[str, dict[str, str]]] = {
     "Attention over a trie": (
         "Queries attend the ranges of their ancestors in place: online softmax over tiles of the path, keys and values "
         "neither masked nor copied. Backward computes the scores again and adds dK and dV of shared tokens in fp32 in "
         "a fixed order. The shapes are presets of `banyan bench trie`. Reference: `ops/attention_reference`.",
-        {"attention_forward": "batch", "attention_backward": "batch"},
+        {"attention_forward": "{}", "attention_backward": "{}"},
     ),
     "Edge log-probabilities": (
         "The vocabulary head, softmax and entropy, tiled over rows and vocabulary; no logits are kept, so backward "
         "multiplies with the head once more. Reference: `ops/detail/edge_logprob_aten`.",
-        {"edge_logprob_forward": "rows", "edge_logprob_backward": "rows"},
+        {"edge_logprob_forward": "{} rows", "edge_logprob_backward": "{} rows"},
     ),
     "Linear": (
         "Products with packed bf16 weights: forward, gradient of the input (dgrad), gradient of the weight (wgrad, "
         "added to an fp32 buffer). Reference: `at::linear` and `at::mm`.",
         {
-            "linear_forward": "rows / out / in",
-            "linear_dgrad": "rows / out / in",
-            "linear_wgrad": "rows / out / in",
+            "linear_forward": "{0} rows, {2} to {1}",
+            "linear_dgrad": "{0} rows, {2} to {1}",
+            "linear_wgrad": "{0} rows, {2} to {1}",
         },
     ),
     "RMSNorm": (
         "Rows of 576. Reference: plain LibTorch operators in `ops/rms_norm.cpp`.",
-        {"rms_norm_forward": "rows", "rms_norm_backward": "rows"},
+        {"rms_norm_forward": "{} rows", "rms_norm_backward": "{} rows"},
     ),
     "RoPE": (
         "9 heads of 64; backward is the same kernel with the angle negated.",
-        {"rope": "rows"},
+        {"rope": "{} rows"},
     ),
     "SwiGLU": (
         "Rows of 2 x 1,536 to 1,536.",
-        {"swiglu_forward": "rows", "swiglu_backward": "rows"},
+        {"swiglu_forward": "{} rows", "swiglu_backward": "{} rows"},
     ),
     "Embedding": (
         "Rows out of the packed weight, and their gradient: each thread owns columns and walks the tokens in order.",
-        {"embedding_forward": "rows", "embedding_backward": "rows"},
+        {"embedding_forward": "{} rows", "embedding_backward": "{} rows"},
     ),
     "Optimizer": (
         "AdamW and the gradient norm over 33.6 million weights (fp32 master, gradient and two moments), and packing "
         "49,152 x 576 masters into both bf16 forms.",
-        {"adamw": "", "gradient_norm": "", "repack": ""},
+        {"adamw": "33.6 M weights", "gradient_norm": "33.6 M weights", "repack": "49152 x 576"},
     ),
     "Profile": (
         "A scope while no profile is taken: what an op pays for being measurable.",
@@ -105,7 +105,7 @@ def medians(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
         name, *arguments = entry["run_name"].removesuffix("/real_time").split("/")
         found.setdefault(name, []).append(
             {
-                "arguments": " / ".join(arguments),
+                "arguments": arguments,
                 "us": entry["real_time"] * _TO_MICROSECONDS[entry["time_unit"]],
                 "spread": spread.get(entry["run_name"], 0.0),
                 "counters": {k: entry[k] for k in ("GFLOP/s", "GB/s", "limit_share") if k in entry},
@@ -147,14 +147,14 @@ def row(name: str, words: str, shape: dict[str, Any]) -> str:
     time = (
         f"{microseconds / 1e3:,.2f} ms"
         if microseconds >= 1e3
-        else f"{microseconds:,.1f} us"
+        else f"{microseconds:,.1f} µs"
         if microseconds >= 0.1
         else f"{microseconds * 1e3:.2f} ns"
     )
     flops = counters.get("GFLOP/s", 0.0)
     cells = [
         name.replace("_", " "),
-        f"{shape['arguments']} {'' if words == 'batch' else words}".strip(),
+        words.format(*shape["arguments"]),
         time,
         f"{100 * shape['spread']:.0f} %",
         f"{flops:,.0f}" if flops else "",

@@ -50,14 +50,14 @@ def test_page(report: ModuleType) -> None:
     counters = {"GFLOP/s": 512.0, "GB/s": 2.5, "limit_share": 0.876}
     benchmarks = []
     for name in names_of(report) - {"rope", "profile_scope_off"}:
-        benchmarks += entries(f"{name}/1024/real_time", 2500.0, **counters)
+        benchmarks += entries(f"{name}/1024/960/576/real_time", 2500.0, **counters)
     benchmarks += entries("rope/8192/real_time", 12.34, **{"GB/s": 30.0, "limit_share": 1.02})
     benchmarks += entries("profile_scope_off", 0.41, unit="ns")
     page = report.page({"benchmarks": benchmarks}, repetitions=2)
     for title in report.SECTIONS:
         assert f"\n## {title}\n" in page
-    assert "| adamw | 1024 | 2.50 ms | 4 % | 512 | 2.5 | **0.88** |" in page
-    assert "| rope | 8192 rows | 12.3 us | 4 % |  | 30.0 | **1.02** |" in page
+    assert "| linear dgrad | 1024 rows, 576 to 960 | 2.50 ms | 4 % | 512 | 2.5 | **0.88** |" in page
+    assert "| rope | 8192 rows | 12.3 µs | 4 % |  | 30.0 | **1.02** |" in page
     assert "| profile scope off |  | 0.41 ns | 4 % |  |  |  |" in page
     with pytest.raises(ValueError, match="without a section: gemm"):
         report.page({"benchmarks": benchmarks + entries("gemm/1", 1.0)}, repetitions=2)
