@@ -68,8 +68,9 @@ cpp-test: build
 asan-test: $(VENV)/.installed
 	$(CMAKE) --preset asan > build/asan.log 2>&1 || (cat build/asan.log; false)
 	$(CMAKE) --build --preset asan -j $(JOBS) --target \
-	  core_test trie_test io_test rollout_schedule_test rollout_control_test rollout_sampling_test
-	$(CTEST) --preset asan -R '^(core|trie|io|rollout_schedule|rollout_control|rollout_sampling)_test$$'
+	  core_test trie_test io_test rollout_schedule_test rollout_control_test rollout_sampling_test \
+	  rollout_grammar_test
+	$(CTEST) --preset asan -R '^(core|trie|io|rollout_schedule|rollout_control|rollout_sampling|rollout_grammar)_test$$'
 
 py-test: build $(MODEL)
 	$(PY) -m pytest tests -m "not slow"
