@@ -51,9 +51,7 @@ py::list drain(Engine& engine) {
     py::gil_scoped_release release;
     engine.drain(events);
   }
-  py::list out(events.size());
-  for (size_t i = 0; i < events.size(); ++i) out[i] = to_dict(events[i]);
-  return out;
+  return to_list(events);
 }
 
 void pause(Engine& engine, const std::string& mode, double timeout) {

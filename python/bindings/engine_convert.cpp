@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <unordered_map>
 
 #include "banyan/core/error.h"
 #include "banyan/rollout/sampling/token_table.h"
@@ -101,26 +102,55 @@ py::list column(const std::vector<rollout::TokenRecord>& tokens, const Get& get)
   return out;
 }
 
-void add_end(const rollout::Event& event, py::dict& out) {
+// By what they were made of.
+using PromptLists = std::unordered_map<const rollout::PromptLogprobs*, py::list>;
+
+py::object prompt_list(const rollout::Event& event, PromptLists& made) {
+  if (!event.prompt_logprobs) return py::none();
+  const auto [place, is_new] = made.try_emplace(event.prompt_logprobs.get());
+  if (is_new) {
+    for (const auto& values : *event.prompt_logprobs) place->second.append(triples(values));
+  }
+  return place->second;
+}
+
+void add_end(const rollout::Event& event, PromptLists& made, py::dict& out) {
   out["finish"] =
       event.error.empty() ? py::object(py::str(finish_name(event.finish))) : py::object(py::none());
   out["stop_token"] =
       event.stop_token < 0 ? py::object(py::none()) : py::object(py::int_(event.stop_token));
   out["stop_string"] =
       event.stop_string < 0 ? py::object(py::none()) : py::object(py::int_(event.stop_string));
-  out["text_bytes"] =
-      event.text_bytes < 0 ? py::object(py::none()) : py::object(py::int_(event.text_bytes));
   out["error"] = event.error;
   out["prompt_tokens"] = event.prompt_tokens;
   out["cached_tokens"] = event.cached_tokens;
   out["num_retractions"] = event.num_retractions;
   out["queue_seconds"] = event.queue_seconds;
   out["spans"] = to_list(event.spans);
-  out["prompt_logprobs"] = py::none();
-  if (event.prompt_logprobs.empty()) return;
-  py::list prompt;
-  for (const auto& values : event.prompt_logprobs) prompt.append(triples(values));
-  out["prompt_logprobs"] = prompt;
+  out["prompt_logprobs"] = prompt_list(event, made);
+}
+
+py::dict event_dict(const rollout::Event& event, PromptLists& made) {
+  const std::vector<rollout::TokenRecord>& tokens = event.tokens;
+  py::dict out;
+  out["request"] = event.request;
+  out["index"] = event.index;
+  out["tokens"] = column(tokens, [](const auto& t) { return py::int_(t.token); });
+  out["raw"] = column(tokens, [](const auto& t) { return py::float_(t.raw); });
+  out["processed"] = column(tokens, [](const auto& t) { return py::float_(t.processed); });
+  out["log_kept_mass"] = column(tokens, [](const auto& t) { return py::float_(t.log_kept_mass); });
+  const auto any = [&](auto has) { return std::any_of(tokens.begin(), tokens.end(), has); };
+  out["top"] = py::none();
+  if (any([](const auto& t) { return !t.top.empty(); })) {
+    out["top"] = column(tokens, [](const auto& t) { return triples(t.top); });
+  }
+  out["sampling_mask"] = py::none();
+  if (any([](const auto& t) { return !t.sampling_mask.empty(); })) {
+    out["sampling_mask"] = column(tokens, [](const auto& t) { return py::cast(t.sampling_mask); });
+  }
+  out["finished"] = event.finished;
+  if (event.finished) add_end(event, made, out);
+  return out;
 }
 
 }  // namespace
@@ -148,7 +178,7 @@ rollout::EngineOptions engine_options(const py::dict& from) {
   fields.read("max_num_queued_tokens", options.max_num_queued_tokens);
   fields.read("grouped_attention", options.grouped_attention);
   fields.read("keep_pool", options.keep_pool);
-  fields.read("max_undrained_tokens", options.max_undrained_tokens);
+  fields.read("max_undrained_bytes", options.max_undrained_bytes);
   fields.finish();
   return options;
 }
@@ -205,6 +235,7 @@ rollout::Request request_from(const py::dict& from) {
   fields.read("priority", request.priority);
   fields.read("cache_salt", request.cache_salt);
   fields.read("source", request.source);
+  fields.read("group_id", request.group_id);
   fields.finish();
   return request;
 }
@@ -244,26 +275,10 @@ py::list to_list(const std::vector<WeightSpan>& spans) {
   return out;
 }
 
-py::dict to_dict(const rollout::Event& event) {
-  const std::vector<rollout::TokenRecord>& tokens = event.tokens;
-  py::dict out;
-  out["request"] = event.request;
-  out["index"] = event.index;
-  out["tokens"] = column(tokens, [](const auto& t) { return py::int_(t.token); });
-  out["raw"] = column(tokens, [](const auto& t) { return py::float_(t.raw); });
-  out["processed"] = column(tokens, [](const auto& t) { return py::float_(t.processed); });
-  out["log_kept_mass"] = column(tokens, [](const auto& t) { return py::float_(t.log_kept_mass); });
-  const auto any = [&](auto has) { return std::any_of(tokens.begin(), tokens.end(), has); };
-  out["top"] = py::none();
-  if (any([](const auto& t) { return !t.top.empty(); })) {
-    out["top"] = column(tokens, [](const auto& t) { return triples(t.top); });
-  }
-  out["sampling_mask"] = py::none();
-  if (any([](const auto& t) { return !t.sampling_mask.empty(); })) {
-    out["sampling_mask"] = column(tokens, [](const auto& t) { return py::cast(t.sampling_mask); });
-  }
-  out["finished"] = event.finished;
-  if (event.finished) add_end(event, out);
+py::list to_list(const std::vector<rollout::Event>& events) {
+  PromptLists made;
+  py::list out(events.size());
+  for (size_t i = 0; i < events.size(); ++i) out[i] = event_dict(events[i], made);
   return out;
 }
 

@@ -14,7 +14,8 @@ rollout::Request request_from(const py::dict& from);
 rollout::Prompt prompt_from(const py::dict& from);
 rollout::PauseMode pause_mode(const std::string& name);
 
-py::dict to_dict(const rollout::Event& event);
+// Responses of one request that end together share one list of prompt log-probabilities.
+py::list to_list(const std::vector<rollout::Event>& events);
 py::dict to_dict(const rollout::EngineStats& stats);
 py::dict to_dict(const rollout::GenerateStats& stats);
 py::list to_list(const std::vector<WeightSpan>& spans);

@@ -399,7 +399,7 @@ def test_the_options_are_those_of_the_engine_with_its_defaults():
     text = (ROOT / "src/banyan/rollout/engine.h").read_text()
     body = text[text.index("struct EngineOptions {") :].split("\n};")[0]
     found = dict(re.findall(r"^  [\w:]+ (\w+) = ([^;]+);", body, re.MULTILINE))
-    for inner in ("keep_pool", "max_undrained_tokens"):  # how the engine is used, not parameters
+    for inner in ("keep_pool", "max_undrained_bytes"):  # how the engine is used, not parameters
         found.pop(inner)
     options = for_server({}).engine
     assert set(options) == set(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-import time
 from contextlib import nullcontext
 
 import pytest
@@ -159,21 +158,24 @@ def test_a_server_with_the_same_tokens_gives_the_same_gradients(
 def test_what_a_server_leaves_unfinished_goes_on_in_the_next_step(tmp_path, argv, tiny):
     law = CoreLaw(tiny)
     rows = []
+    next_step = threading.Event()
 
     def slow_for_the_third_row(prompt, budget, seed, name):
         *_, step, row, _, _ = name.split("-") if "probe" not in name else [0] * 6
         if row not in rows:
             rows.append(row)
         if step == "1" and rows.index(row) == 3:  # after the probe's
-            time.sleep(8)
+            next_step.wait(60)
+        if step == "2":
+            next_step.set()
         return law(prompt, budget, seed, name)
 
     with ScriptedServer("vllm", law=slow_for_the_third_row, load=law.load) as server:
         more = [
             "actor_rollout_ref.rollout.over_sample_rate=0.3",
             "banyan.partial_rollout=true",
-            "actor_rollout_ref.rollout.server.timeout=2",
-            "banyan.rollout.request_timeout=30",
+            "actor_rollout_ref.rollout.server.timeout=4",
+            "banyan.rollout.request_timeout=60",
         ]
         assert main([*argv, at(tmp_path / "run"), *through(server, *more)]) == 0
     found = numbers(tmp_path / "run")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import signal
 import threading
 import time
 from typing import Any
@@ -284,6 +286,17 @@ def test_a_hostile_pattern_is_ended_and_the_next_one_works():
         assert accepts(grammars.compile("regex", "a+"), b"aa")
     finally:
         grammars.close()
+
+
+def test_a_process_that_does_not_read_costs_its_time_only():
+    grammars = Grammars(TOKENS)
+    grammars.compile("regex", "ab")
+    worker = grammars._worker
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    answer = worker.ask({"regex": "a" * (1 << 20)}, 0.2)  # more than the pipe holds
+    assert answer == "takes longer than 0.2 s to compile"
+    grammars.close()
+    assert worker._process.returncode == -signal.SIGKILL
 
 
 def test_a_pattern_that_needs_much_memory_is_ended():

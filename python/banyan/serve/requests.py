@@ -33,7 +33,7 @@ def engine_request(fields: Fields, prompt: list[int], params: Fields) -> Fields:
         "params": params,
         "priority": fields.get("priority") or 0,
         "cache_salt": fields.get("cache_salt") or "",
-        "source": fields.get("group_id") or "",
+        "group_id": fields.get("group_id") or "",
         "original_prompt": resume["prompt_len"] if resume else 0,
     }
 

@@ -180,6 +180,15 @@ def _without_anchors(regex: str) -> str:
     return regex
 
 
+def _wait(fd: int, event: int, deadline: float) -> None:
+    """Until the descriptor is ready; TimeoutError at the deadline."""
+    poll = select.poll()  # select() ends at 1,024 descriptors, which connections may use up
+    poll.register(fd, event)
+    left = deadline - time.monotonic()
+    if left <= 0 or not poll.poll(left * 1000):
+        raise TimeoutError
+
+
 class _Worker:
     """The process that compiles."""
 
@@ -193,6 +202,7 @@ class _Worker:
             bufsize=0,
             start_new_session=True,
         )
+        os.set_blocking(self._process.stdin.fileno(), False)  # type: ignore[union-attr]
         self._limits = limits
         if isinstance(self._exchange(vocabulary, max(60.0, limits.seconds)), str):
             self.kill()
@@ -206,14 +216,9 @@ class _Worker:
         return self._exchange(json.dumps(job).encode(), seconds)
 
     def _exchange(self, frame: bytes, seconds: float) -> bytes | str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         deadline = time.monotonic() + seconds
         try:
-            self._process.stdin.write(struct.pack("<I", len(frame)))
-            view = memoryview(frame)
-            while view:
-                view = view[self._process.stdin.write(view) or 0 :]
+            self._write(struct.pack("<I", len(frame)) + frame, deadline)
             (length,) = struct.unpack("<I", self._read(4, deadline))
             if length > 2 * self._limits.table_bytes:
                 return f"makes a table of more than {self._limits.table_bytes >> 20} MB"
@@ -223,15 +228,18 @@ class _Worker:
         except (EOFError, BrokenPipeError):
             return f"needs more than {self._limits.worker_bytes >> 20} MB to compile"
 
+    def _write(self, frame: bytes, deadline: float) -> None:
+        fd = self._process.stdin.fileno()  # type: ignore[union-attr]
+        view = memoryview(frame)
+        while view:
+            _wait(fd, select.POLLOUT, deadline)
+            view = view[os.write(fd, view) :]
+
     def _read(self, count: int, deadline: float) -> bytes:
         fd = self._process.stdout.fileno()  # type: ignore[union-attr]
-        poll = select.poll()  # select() ends at 1,024 descriptors, which connections may use up
-        poll.register(fd, select.POLLIN)
         parts: list[bytes] = []
         while count > 0:
-            left = deadline - time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
-                raise TimeoutError
+            _wait(fd, select.POLLIN, deadline)
             part = os.read(fd, min(count, 1 << 20))
             if not part:
                 raise EOFError

@@ -66,7 +66,8 @@ std::unique_ptr<CausalLM> load_model(const std::string& directory, const LoadOpt
   auto model = std::make_unique<DecoderLM>(config.model_type(), shape, options);
   for (Param& param : model->params().params()) {
     if (!has_value_head && detail::is_value_head(param.name)) continue;
-    param.master.copy_(detail::read_float(weights, param.name, param.master.sizes().vec()));
+    param.master.copy_(
+        detail::read_finite(directory, weights, param.name, param.master.sizes().vec()));
   }
   if (shape.head == HeadKind::kValue && !has_value_head) {
     init_value_head(config.initializer_range(), options.head_seed, *model);

@@ -1,5 +1,7 @@
 #include "banyan/models/detail/stored_weights.h"
 
+#include <ATen/ops/isfinite.h>
+
 #include <set>
 
 #include "banyan/core/error.h"
@@ -95,6 +97,17 @@ at::Tensor read_float(const io::HfWeights& weights,
     throw FileError(name + ": wanted F32, BF16, F16 or F64, got " + weights.entry(name).stored);
   }
   return tensor;
+}
+
+at::Tensor read_finite(const std::string& directory,
+                       const io::HfWeights& weights,
+                       const std::string& name,
+                       const std::vector<int64_t>& shape) {
+  at::Tensor values = read_float(weights, name, shape);
+  if (!at::isfinite(values).all().item<bool>()) {
+    throw FileError(directory + ": " + name + ": wanted finite numbers, got NaN or infinity");
+  }
+  return values;
 }
 
 void check_tied_head(const std::string& directory,

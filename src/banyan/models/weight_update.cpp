@@ -1,6 +1,5 @@
 #include "banyan/models/weight_update.h"
 
-#include <ATen/ops/isfinite.h>
 #include <sys/stat.h>
 
 #include "banyan/core/error.h"
@@ -37,6 +36,15 @@ void check_config(const std::string& directory, const ModelShape& shape) {
   check("tie_word_embeddings", shape.tied, stored.tied);
 }
 
+// In the type in which the model computes where that loses nothing: half the memory.
+at::Tensor exact_copy(const at::Tensor& master, at::ScalarType compute) {
+  at::Tensor narrow = master.to(compute);
+  if (narrow.dtype() == master.dtype() || !narrow.to(master.dtype()).equal(master)) {
+    return master.clone();
+  }
+  return narrow;
+}
+
 }  // namespace
 
 WeightUpdate::WeightUpdate(CausalLM& model, const std::string& directory)
@@ -57,18 +65,14 @@ int64_t WeightUpdate::num_bytes() const {
   return total;
 }
 
-at::Tensor WeightUpdate::read_finite(const Param& param) const {
-  at::Tensor values = detail::read_float(*files_, param.name, param.master.sizes().vec());
-  if (!at::isfinite(values).all().item<bool>()) {
-    throw FileError(directory_ + ": " + param.name +
-                    ": wanted finite numbers, got NaN or infinity");
-  }
-  return values;
+at::Tensor WeightUpdate::read_one(const Param& param) const {
+  if (before_each_) before_each_();
+  return detail::read_finite(directory_, *files_, param.name, param.master.sizes().vec());
 }
 
 void WeightUpdate::read() {
   std::vector<at::Tensor> values;
-  for (const Param& param : model_.params().params()) values.push_back(read_finite(param));
+  for (const Param& param : model_.params().params()) values.push_back(read_one(param));
   values_ = std::move(values);
   files_.reset();
 }
@@ -78,9 +82,21 @@ void WeightUpdate::commit() {
   table.restore_masters();
   for (size_t i = 0; i < table.params().size(); ++i) {
     Param& param = table.params()[i];
-    param.master.copy_(values_.empty() ? read_finite(param) : values_[i]);
-    if (!values_.empty()) values_[i] = at::Tensor();
+    if (values_.empty()) {
+      param.master.copy_(read_one(param));
+      continue;
+    }
+    at::Tensor old = exact_copy(param.master, model_.options().dtype);
+    param.master.copy_(values_[i]);
+    values_[i] = std::move(old);
   }
+  table.repack();
+}
+
+void WeightUpdate::roll_back() {
+  ParamTable& table = model_.params();
+  BANYAN_ASSERT(values_.size() == table.params().size(), "weight update: nothing to go back to");
+  for (size_t i = 0; i < values_.size(); ++i) table.params()[i].master.copy_(values_[i]);
   table.repack();
 }
 

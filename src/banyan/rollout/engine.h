@@ -44,7 +44,9 @@ struct EngineOptions {
   int64_t max_num_queued_tokens = 0;  // prompt tokens waiting; 0: any
   bool grouped_attention = true;  // one pass over a trunk's pages for all siblings, where that pays
   bool keep_pool = false;         // false: the pool's memory is given back at the end of generate()
-  int64_t max_undrained_tokens = 1 << 18;  // tokens that wait for drain() before the passes wait
+  // Tokens and log-probabilities that wait for drain() before the passes wait: this much, and what
+  // one more pass brings.
+  int64_t max_undrained_bytes = int64_t{64} << 20;
 };
 
 enum class PauseMode : uint8_t {
@@ -97,7 +99,7 @@ class Engine final : public Generator {
   // --- for a server: every call may come from any thread ---
   void start();
   // Aborts what is left, joins the thread. At most `timeout` seconds, then throws with what it
-  // waited for.
+  // waited for; it goes on when it is called again.
   void stop(double timeout);
   // Takes a request or throws RequestError. Returns its id.
   std::string submit(Request request);
@@ -111,8 +113,8 @@ class Engine final : public Generator {
   // all. The number of requests that were ended.
   int32_t abort(const std::vector<std::string>& ids);
 
-  // --- control: one at a time; each is idempotent, and bounded by `timeout` seconds, after which
-  // it throws RequestError 503 that says whom it waited for ---
+  // --- control: each is idempotent, and bounded by `timeout` seconds, after which it throws
+  // RequestError 503 that says whom it waited for and leaves the engine as it was ---
   void pause(PauseMode mode, double timeout);
   void resume();
   // Level 0 stops scheduling, 1 gives the KV pool's memory back, 2 also drops the weights:
@@ -121,8 +123,10 @@ class Engine final : public Generator {
   int64_t sleep(int32_t level, PauseMode mode, double timeout);
   // Tags: "weights", "kv_cache"; empty: all. What is still asleep.
   std::vector<std::string> wake(const std::vector<std::string>& tags);
-  // Loads the safetensors of a directory into the model at a pass boundary: names, shapes and
-  // dtypes are verified before anything changes. The running pause state is restored. Running
+  // Loads the safetensors of a directory into the model at a pass boundary: names, shapes, dtypes
+  // and that all numbers are finite are verified before anything changes, and a few tokens are
+  // scored after it: weights that do not compute are rolled back. A switch that has begun is not
+  // interrupted by `timeout`. The running pause state is restored. Running
   // sequences: retracted (recomputed under the new weights) or, if `keep`, kept on old context and
   // never published.
   void update_weights_from_disk(const std::string& directory,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ struct TokenRecord {
   std::vector<int32_t> sampling_mask;  // ids that survived, only if asked for; empty: all
 };
 
+// Per prompt token, the first empty. Shared by the responses of a request; nobody changes it.
+using PromptLogprobs = std::vector<std::vector<TokenLogprob>>;
+
 struct Event {
   std::string request;  // Request::id
   int32_t index = 0;    // of the response
@@ -37,14 +41,13 @@ struct Event {
   FinishReason finish = FinishReason::kStop;
   int32_t stop_token = -1;   // the stop_token_ids entry that ended it
   int32_t stop_string = -1;  // index into SamplingParams::stop
-  int64_t text_bytes = -1;   // with stop_string: bytes of the response before the match
   std::string error;         // the response failed: what a user may read
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;  // of the prompt, that were not computed for this group
   int32_t num_retractions = 0;
   double queue_seconds = 0.0;  // from its arrival to the first pass that computed for its group
   std::vector<WeightSpan> spans;
-  std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // per prompt token, the first empty
+  std::shared_ptr<const PromptLogprobs> prompt_logprobs;  // null unless asked for
 };
 
 }  // namespace banyan::rollout

@@ -73,6 +73,10 @@ struct Request {
   int32_t priority = 0;    // lower first (scheduling_policy = priority)
   std::string cache_salt;  // prefixes are shared under equal salts only
   std::string source;      // data source: response lengths are learned per source
+  // Requests with an equal one that come within two seconds are scheduled as one group
+  // (scheduling_policy = group): one place in the queue, admitted together where their pages fit,
+  // one seniority. They share their pages by equal tokens, as all do. Empty: by itself.
+  std::string group_id;
 };
 
 // A request that cannot be taken: code 400 (it never can), 409 (not in this state), 503 (not now).

@@ -1,11 +1,12 @@
 #include "banyan/rollout/request_check.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string>
 
 #include "banyan/core/error.h"
 #include "banyan/rollout/sampling/limits.h"
-#include "banyan/rollout/schedule/scheduler.h"
 
 namespace banyan::rollout {
 namespace {
@@ -16,6 +17,25 @@ constexpr size_t kMaxSaltBytes = 4096;
 template <typename... Parts>
 [[noreturn]] void refuse(const char* param, const Parts&... parts) {
   throw RequestError(400, param, detail::concat("[rollout] ", parts...));
+}
+
+// Ids stand in logs and headers: no control characters (C0, DEL, and C1 in UTF-8).
+bool has_control(const std::string& text) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte < 0x20 || byte == 0x7f) return true;
+    if (byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void check_label(const char* param, const std::string& text, size_t most) {
+  if (text.size() > most) {
+    refuse(param, param, ": wanted at most ", most, " bytes, got ", text.size());
+  }
+  if (has_control(text)) refuse(param, param, ": wanted no control characters, got some");
 }
 
 // "prompt 3 (row 17): wanted ..." or "prompt: wanted ...".
@@ -106,21 +126,27 @@ void check_options(const EngineOptions& options) {
       options.schedule_conservativeness);
   at_least("max_num_queued_reqs", options.max_num_queued_reqs, 0);
   at_least("max_num_queued_tokens", options.max_num_queued_tokens, 0);
-  at_least("max_undrained_tokens", options.max_undrained_tokens, 1);
+  at_least("max_undrained_bytes", options.max_undrained_bytes, 1);
 }
 
 void check_request(const Request& request, const RequestLimits& limits, const std::string& what) {
   check_prompt(request, limits, what);
+  constexpr int64_t kMostIndices = int64_t{std::numeric_limits<int32_t>::max()} + 1;
   if (request.first_index < 0) {
     refuse("first_index", "first_index: wanted >= 0, got ", request.first_index);
   }
-  if (request.id.size() > kMaxIdBytes) {
-    refuse("request_id",
-           "request_id: wanted at most ",
-           kMaxIdBytes,
-           " bytes, got ",
-           request.id.size());
+  if (int64_t{request.first_index} + request.n > kMostIndices) {
+    refuse("first_index",
+           "first_index: wanted first_index + n <= ",
+           kMostIndices,
+           ", got ",
+           request.first_index,
+           " and n = ",
+           request.n);
   }
+  check_label("request_id", request.id, kMaxIdBytes);
+  check_label("group_id", request.group_id, kMaxIdBytes);
+  check_label("source", request.source, kMaxIdBytes);
   if (request.cache_salt.size() > kMaxSaltBytes) {
     refuse("cache_salt",
            "cache_salt: wanted at most ",
@@ -131,19 +157,28 @@ void check_request(const Request& request, const RequestLimits& limits, const st
   check_sampling(request.params, request.n, limits.vocab, limits.num_known);
 }
 
-void check_fits(int32_t prompt_length, int32_t max_new, int32_t num_pages, int64_t page_bytes) {
-  const int32_t needed = pages_of_one(prompt_length, std::max(max_new, 1));
-  if (needed <= num_pages) return;
-  refuse("prompt",
-         "kv pool: a prompt of ",
-         prompt_length,
-         " tokens with ",
-         max_new,
-         " new ones can never fit: wanted ",
-         needed * page_bytes,
-         " bytes, got a pool of ",
-         num_pages * page_bytes,
-         " bytes; raise gpu_memory_utilization (or kv_bytes) or lower the number of new tokens");
+void check_queue(const EngineOptions& options, const QueueState& queue, int64_t prompt_tokens) {
+  // A place is free when a group has ended; nobody knows how long that takes before some have.
+  const double retry_after = std::clamp(std::ceil(queue.seconds_per_group), 1.0, 60.0);
+  const auto refuse_for_now = [&](const auto&... parts) {
+    throw RequestError(
+        503, "", detail::concat("[rollout] queue: wanted ", parts..., "; try again"), retry_after);
+  };
+  if (options.max_num_queued_reqs > 0 && queue.requests >= options.max_num_queued_reqs) {
+    refuse_for_now("fewer than max_num_queued_reqs = ",
+                   options.max_num_queued_reqs,
+                   " waiting requests, got ",
+                   queue.requests);
+  }
+  // A prompt that is longer than the limit may wait alone.
+  const int64_t tokens = queue.prompt_tokens + prompt_tokens;
+  if (options.max_num_queued_tokens > 0 && queue.prompt_tokens > 0 &&
+      tokens > options.max_num_queued_tokens) {
+    refuse_for_now("at most max_num_queued_tokens = ",
+                   options.max_num_queued_tokens,
+                   " waiting prompt tokens, got ",
+                   tokens);
+  }
 }
 
 }  // namespace banyan::rollout

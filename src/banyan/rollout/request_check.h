@@ -27,7 +27,15 @@ void check_request(const Request& request, const RequestLimits& limits, const st
 
 inline constexpr int32_t kMaxResponses = 16384;  // of one request
 
-// A group must fit the pool by itself, one response at a time: 400 if it never can.
-void check_fits(int32_t prompt_length, int32_t max_new, int32_t num_pages, int64_t page_bytes);
+// What waits, and how fast it goes.
+struct QueueState {
+  int64_t requests = 0;  // never admitted
+  int64_t prompt_tokens = 0;
+  double seconds_per_group = 0.0;  // Scheduler::seconds_per_group
+};
+
+// Whether one more request may wait (max_num_queued_reqs, max_num_queued_tokens): RequestError 503
+// with the time after which a place should be free if not.
+void check_queue(const EngineOptions& options, const QueueState& queue, int64_t prompt_tokens);
 
 }  // namespace banyan::rollout

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -100,7 +101,65 @@ TEST(RequestCheck, SaysWhatIsWrong) {
                make_params(100),
                {.kv_bytes = 40000},
                "[rollout] kv pool: a prompt of 25 tokens with 100 new ones can never fit: "
-               "wanted 49152 bytes, got a pool of 32768 bytes; raise gpu_memory_utilization");
+               "wanted 49152 bytes, got a pool of 32768 bytes; raise kv_cache_memory_bytes");
+  expect_error(prompt_with([](auto& p) {
+                 p.first_index = std::numeric_limits<int32_t>::max();
+                 p.n = 2;
+               }),
+               fine,
+               {},
+               "[rollout] first_index: wanted first_index + n <= 2147483648, got 2147483647 and n");
+}
+
+TEST(RequestCheck, LabelsHaveNoControlCharacters) {
+  const RequestLimits limits{.vocab = 300, .max_len = 100, .max_num_batched_tokens = 50};
+  const auto param_of = [&](auto change) -> std::string {
+    Request request;
+    request.prompt = {1, 2};
+    request.params.max_tokens = 4;
+    change(request);
+    try {
+      check_request(request, limits, "");
+    } catch (const RequestError& error) {
+      EXPECT_EQ(error.code, 400);
+      return error.param;
+    }
+    return "";
+  };
+  for (const char* bad : {"a\nb", "\r", "a\tb", "\x7f", "\x1b[0m", "a\xc2\x85"}) {
+    EXPECT_EQ(param_of([&](auto& r) { r.id = bad; }), "request_id") << bad;
+    EXPECT_EQ(param_of([&](auto& r) { r.group_id = bad; }), "group_id") << bad;
+    EXPECT_EQ(param_of([&](auto& r) { r.source = bad; }), "source") << bad;
+  }
+  EXPECT_EQ(param_of([](auto& r) { r.id = std::string("a\0b", 3); }), "request_id");
+  EXPECT_EQ(param_of([](auto& r) { r.group_id = std::string(600, 'x'); }), "group_id");
+  for (const char* good : {"cmpl-12", "a b", "\xc3\xa9", "\xc2\xa0"}) {
+    EXPECT_EQ(param_of([&](auto& r) { r.id = good; }), "") << good;
+  }
+}
+
+TEST(RequestCheck, AFullQueueSaysWhenToComeBack) {
+  const EngineOptions options{.max_num_queued_reqs = 3, .max_num_queued_tokens = 100};
+  const auto refusal = [&](const QueueState& queue, int64_t tokens) {
+    try {
+      check_queue(options, queue, tokens);
+    } catch (const RequestError& error) {
+      EXPECT_EQ(error.code, 503);
+      return std::make_pair(error.retry_after, std::string(error.what()));
+    }
+    return std::make_pair(0.0, std::string());
+  };
+  EXPECT_EQ(refusal({2, 50, 9.0}, 50).first, 0.0);
+  EXPECT_EQ(refusal({0, 0, 9.0}, 1000).first, 0.0);  // longer than the limit: alone
+  EXPECT_EQ(refusal({3, 0, 8.2}, 1),
+            std::make_pair(9.0,
+                           std::string("[rollout] queue: wanted fewer than max_num_queued_reqs = 3 "
+                                       "waiting requests, got 3; try again")));
+  EXPECT_EQ(refusal({2, 50, 0.0}, 51),
+            std::make_pair(1.0,
+                           std::string("[rollout] queue: wanted at most max_num_queued_tokens = "
+                                       "100 waiting prompt tokens, got 101; try again")));
+  EXPECT_EQ(refusal({3, 0, 1e9}, 1).first, 60.0);
 }
 
 }  // namespace

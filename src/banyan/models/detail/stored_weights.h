@@ -42,6 +42,12 @@ at::Tensor read_float(const io::HfWeights& weights,
                       const std::string& name,
                       const std::vector<int64_t>& shape);
 
+// The same; throws FileError that names the tensor if it holds NaN or infinity.
+at::Tensor read_finite(const std::string& directory,
+                       const io::HfWeights& weights,
+                       const std::string& name,
+                       const std::vector<int64_t>& shape);
+
 // A tied model's files may carry the head too, if it equals the embedding.
 void check_tied_head(const std::string& directory,
                      const io::HfWeights& weights,

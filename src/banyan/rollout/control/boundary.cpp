@@ -35,6 +35,11 @@ std::optional<Boundary::Hold> Boundary::enter(const Deadline& deadline) {
   return Hold(this);
 }
 
+int32_t Boundary::num_waiting() const {
+  const std::unique_lock<std::mutex> lock(mutex_);
+  return num_waiting_;
+}
+
 void Boundary::leave() {
   {
     const std::unique_lock<std::mutex> lock(mutex_);

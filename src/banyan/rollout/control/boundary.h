@@ -49,11 +49,13 @@ class Boundary {
   Hold enter_pass();
   // For a control call: nothing if the deadline passes first.
   std::optional<Hold> enter(const Deadline& deadline);
+  // Control calls that wait; no pass begins while there is one.
+  int32_t num_waiting() const;
 
  private:
   void leave();
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable left_;
   bool held_ = false;
   int32_t num_waiting_ = 0;  // control calls

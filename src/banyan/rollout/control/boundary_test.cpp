@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -12,23 +12,24 @@ namespace {
 
 TEST(Boundary, AControlCallWaitsForOnePassAtMost) {
   Boundary boundary;
-  std::atomic<bool> stop{false};
-  std::atomic<int> passes{0};
-  std::thread loop([&] {
-    while (!stop) {
-      const Boundary::Hold held = boundary.enter_pass();
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      ++passes;
-    }
-  });
+  std::vector<char> order;  // guarded by the boundary
   for (int i = 0; i < 20; ++i) {
-    const int before = passes;
-    const auto held = boundary.enter(Deadline(5.0));
-    ASSERT_TRUE(held.has_value());
-    EXPECT_LE(passes - before, 2);
+    auto pass = std::make_optional(boundary.enter_pass());
+    std::thread control([&] {
+      const auto held = boundary.enter(Deadline(60.0));
+      EXPECT_TRUE(held.has_value());
+      order.push_back('c');
+    });
+    while (boundary.num_waiting() == 0) std::this_thread::yield();
+    std::thread next([&] {
+      const Boundary::Hold held = boundary.enter_pass();
+      order.push_back('p');
+    });
+    pass.reset();
+    control.join();
+    next.join();
   }
-  stop = true;
-  loop.join();
+  for (size_t i = 0; i < order.size(); ++i) EXPECT_EQ(order[i], i % 2 == 0 ? 'c' : 'p');
 }
 
 TEST(Boundary, AControlCallGivesUpAtItsDeadline) {

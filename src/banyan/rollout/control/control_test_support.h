@@ -1,4 +1,4 @@
-// A client of a served engine, weights on disk, and scoring, for the tests of the engine.
+// A served engine with its client, and weights on disk, for the tests of the engine.
 #pragma once
 
 #include <poll.h>
@@ -18,6 +18,9 @@
 #include "banyan/rollout/test_support.h"
 
 namespace banyan::rollout {
+
+// Upper bound of calls and waits that are expected to end: no test waits for it.
+inline constexpr double kTimeout = 60.0;
 
 inline const models::LoadOptions kInference = {.compute = {}, .with_backward = false};
 
@@ -48,7 +51,7 @@ class Client {
   }
 
   // Reads until `done` or for `seconds`; whether it is done.
-  bool read_until(const std::function<bool()>& done, double seconds = 20.0) {
+  bool read_until(const std::function<bool()>& done, double seconds = kTimeout) {
     const Deadline deadline(seconds);
     while (!done()) {
       if (deadline.passed()) return false;
@@ -62,7 +65,7 @@ class Client {
     engine_.drain(events_);
     for (Event& event : events_) take(event);
   }
-  bool read_all(double seconds = 20.0) {
+  bool read_all(double seconds = kTimeout) {
     return read_until([&] { return num_finished_ == responses_.size(); }, seconds);
   }
   // Until some response has at least `count` tokens.
@@ -129,8 +132,7 @@ std::pair<int, std::string> refusal_of(Call&& call) {
   return {0, ""};
 }
 
-// The tiny model with passes that take their time, so that what is in progress stays so, and that
-// fail on demand.
+// The tiny model with passes that take their time, wait while they are to, and fail on demand.
 class StagedModel final : public models::CausalLM {
  public:
   const models::ModelShape& shape() const override { return model_->shape(); }
@@ -141,7 +143,9 @@ class StagedModel final : public models::CausalLM {
                      AttentionContext& attention,
                      std::unique_ptr<models::Saved>* saved) override {
     if (fails.exchange(false)) throw std::runtime_error("no memory");
-    std::this_thread::sleep_for(std::chrono::microseconds(300));
+    for (inside = true; closed;) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    inside = false;
+    std::this_thread::sleep_for(delay.load());
     return model_->forward(ids, positions, attention, saved);
   }
   void backward(std::unique_ptr<models::Saved>, const at::Tensor&, AttentionContext&) override {}
@@ -153,9 +157,39 @@ class StagedModel final : public models::CausalLM {
   at::Tensor value_head_bias_grad() const override { return model_->value_head_bias_grad(); }
 
   std::atomic<bool> fails{false};
+  std::atomic<bool> closed{false};  // a pass waits
+  std::atomic<bool> inside{false};  // a pass is at that place
+  std::atomic<std::chrono::microseconds> delay{std::chrono::microseconds(300)};
 
  private:
   std::unique_ptr<models::CausalLM> model_ = tiny_model();
+};
+
+// The passes wait once some tokens wait for the reader: while nobody reads, nothing ends by itself,
+// however long the test takes for its next call.
+inline EngineOptions paced(EngineOptions options = {}) {
+  options.max_undrained_bytes = 16 * sizeof(TokenRecord);
+  return options;
+}
+
+// A served engine with a model of its own.
+struct Served {
+  explicit Served(const EngineOptions& options = {}) : engine(model, options), client(engine) {
+    engine.start();
+  }
+  // Requests of two responses in progress.
+  void load(int32_t count, int32_t max_tokens) {
+    for (int32_t i = 0; i < count; ++i) {
+      ids.push_back(client.submit(long_request(100 + i, max_tokens, /*n=*/2)));
+    }
+    EXPECT_TRUE(client.read_tokens(2));
+  }
+  EngineState state() const { return engine.stats().state; }
+
+  StagedModel model;
+  Engine engine;
+  Client client;
+  std::vector<std::string> ids;  // of load()
 };
 
 // Directories of weights of the tiny model.
@@ -166,9 +200,12 @@ class WeightDirectories {
     io::write_bytes(folder_ / "config/config.json", kTinyConfig);
   }
   // Random weights of `seed` as bf16 files; an old directory of that name is replaced.
-  std::string write(const std::string& name, uint64_t seed) const {
+  std::string write(const std::string& name,
+                    uint64_t seed,
+                    const std::function<void(models::CausalLM&)>& change = nullptr) const {
     std::filesystem::remove_all(folder_ / name);
     const auto model = models::random_model(kTinyConfig, seed, kInference);
+    if (change) change(*model);
     models::save_model(*model, folder_ / "config", folder_ / name, at::kBFloat16);
     return folder_ / name;
   }

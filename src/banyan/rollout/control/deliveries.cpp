@@ -36,7 +36,7 @@ void EventDelivery::token(const Live& live, Response& response, Drawn& drawn) {
   std::vector<TokenRecord>& tokens = writer_->event(live.id, response.index, response.slot).tokens;
   tokens.emplace_back();
   std::swap(tokens.back(), drawn.record);
-  writer_->count_token();
+  writer_->count(bytes_of(tokens.back()));
 }
 
 void EventDelivery::ended(const Live& live, Response& response, const Outcome& outcome) {
@@ -45,7 +45,6 @@ void EventDelivery::ended(const Live& live, Response& response, const Outcome& o
   event.finish = outcome.reason;
   event.stop_token = outcome.stop_token;
   event.stop_string = outcome.stop_string;
-  event.text_bytes = outcome.text_bytes;
   event.error = outcome.error;
   event.prompt_tokens = static_cast<int32_t>(outcome.prompt->size());
   event.cached_tokens = outcome.cached_tokens;
@@ -53,6 +52,8 @@ void EventDelivery::ended(const Live& live, Response& response, const Outcome& o
   event.queue_seconds = outcome.queue_seconds;
   event.spans = response.spans;
   event.prompt_logprobs = live.prompt_logprobs;
+  writer_->count(sizeof(Event));
+  if (live.num_ended == 0 && live.prompt_logprobs) writer_->count(bytes_of(*live.prompt_logprobs));
   ended_ids_.push_back(live.id);
 }
 
@@ -65,6 +66,7 @@ void EventDelivery::refuse(const Live& live, const std::string& error) {
     event.finish = FinishReason::kAbort;
     event.error = error;
     event.prompt_tokens = live.prompt_length;
+    writer.count(sizeof(Event));
   }
 }
 

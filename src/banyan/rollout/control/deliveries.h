@@ -47,6 +47,7 @@ class EventDelivery final : public Delivery {
   void refuse(const Live& live, const std::string& error);
 
   Outbox& outbox() { return outbox_; }
+  const Outbox& outbox() const { return outbox_; }
   // Ids of requests by responses that ended since the last call. For the holder of the boundary.
   std::vector<std::string>& ended_ids() { return ended_ids_; }
 

@@ -112,7 +112,9 @@ void Engine::Impl::publish() {
     figures_.used_pages = scheduler.num_used_pages();
     figures_.cached_pages = scheduler.num_cached_pages();
     figures_.idle = loop_.idle();
-    figures_.queue = loop_.waiting();
+    figures_.queue = {scheduler.num_groups_queued(),
+                      scheduler.num_queued_prompt_tokens(),
+                      scheduler.seconds_per_group()};
     figures_.epoch = loop_.epoch();
     figures_.version = loop_.version();
     figures_.scheduler = scheduler.counters();
@@ -192,6 +194,7 @@ EngineStats Engine::Impl::stats() const {
                     {"pass_tokens", scheduler.pass_tokens},
                     {"passes", scheduler.passes},
                     {"preemptions", scheduler.preemptions},
+                    {"prefix_attn_rows", loop.prefix_attn_rows},
                     {"prefix_cache_hits", scheduler.cached_prompt_tokens},
                     {"prefix_cache_queries", scheduler.prompt_tokens},
                     {"prompt_tokens", scheduler.prompt_tokens},

@@ -22,6 +22,10 @@
 #include "banyan/rollout/engine.h"
 #include "banyan/rollout/request_check.h"
 
+namespace banyan::models {
+class WeightUpdate;
+}
+
 namespace banyan::rollout {
 
 // Seconds that a control call without a timeout of its own waits for.
@@ -48,7 +52,7 @@ class Engine::Impl {
   EngineStats stats() const;
 
   // pausing.cpp
-  void pause(PauseMode mode, const Deadline& deadline);
+  int64_t pause(PauseMode mode, const Deadline& deadline);  // Status::num_settled after it
   void resume();
   int64_t sleep(int32_t level, PauseMode mode, const Deadline& deadline);
   std::vector<std::string> wake(const std::vector<std::string>& tags);
@@ -83,6 +87,30 @@ class Engine::Impl {
     bool kv_asleep = false;
     bool weights_asleep = false;
     bool weights_missing = false;
+    int32_t num_pausing = 0;  // pauses in progress
+    // As the last call left it that went through: what pauses that fail go back to.
+    struct Settled {
+      Flow flow = Flow::kFlowing;
+      bool refuses = false;
+      bool flowed_before = false;
+    } settled;
+
+    int64_t num_settled = 0;  // calls that went through
+
+    void settle() {
+      settled = {flow, refuses, flowed_before};
+      ++num_settled;
+    }
+    void show(const Settled& to) {
+      flow = to.flow;
+      refuses = to.refuses;
+      flowed_before = to.flowed_before;
+      pausing = false;
+    }
+    void go_back(const Settled& to) {
+      show(to);
+      settle();
+    }
 
     bool asleep() const { return sleep_level >= 0; }
     bool runs_passes() const {
@@ -99,7 +127,7 @@ class Engine::Impl {
     int32_t used_pages = 0;
     int32_t cached_pages = 0;
     bool idle = true;
-    Loop::Waiting queue;  // never admitted
+    QueueState queue;
     int64_t epoch = 0;
     std::string version;
     SchedulerCounters scheduler;
@@ -126,6 +154,9 @@ class Engine::Impl {
   // --- serving.cpp ---
   void serve();
   bool has_work() const;  // with the lock
+  bool reader_is_behind() const {
+    return events_.outbox().backlog() > options_.max_undrained_bytes;
+  }
   bool guarded_turn();
   bool turn();
   void add_to_loop(std::unique_ptr<Live> live);
@@ -141,10 +172,18 @@ class Engine::Impl {
 
   // --- pausing.cpp ---
   void begin_pause(PauseMode mode);
+  int64_t carry_out_pause(PauseMode mode, const Deadline& deadline);
+  void end_pause();
+  Boundary::Hold hold_for_sleep(const Deadline& deadline,
+                                std::unique_lock<std::timed_mutex>& weights);
   void wait_until_drained(const Deadline& deadline);
   std::vector<std::string> still_asleep() const;  // with the lock
   void wake_weights();
   void wake_kv(bool is_started);
+
+  // --- updating.cpp ---
+  void read_update(models::WeightUpdate& update);
+  void switch_weights(models::WeightUpdate& update, bool has_weights);
 
   // --- generating.cpp ---
   std::vector<Request> requests_from(const std::vector<Prompt>& prompts,

@@ -53,8 +53,10 @@ struct Live {
   std::vector<Response> responses;
   int32_t num_ended = 0;
   std::chrono::steady_clock::time_point arrived = std::chrono::steady_clock::now();
-  std::optional<double> queue_seconds;                     // once a pass computed for it
-  std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // empty unless asked for
+  std::optional<double> queue_seconds;  // once a pass computed for it
+  // Null unless asked for. From the first end on readers have it, so it does not change any more: a
+  // prompt that must be computed again has the scores that it had.
+  std::shared_ptr<PromptLogprobs> prompt_logprobs;
 };
 
 // How a response ended.
@@ -62,7 +64,6 @@ struct Outcome {
   FinishReason reason = FinishReason::kAbort;
   int32_t stop_token = -1;
   int32_t stop_string = -1;
-  int64_t text_bytes = -1;
   std::string error = {};  // it failed
   const std::vector<int32_t>* prompt = nullptr;
   const std::vector<int32_t>* tokens = nullptr;  // of the response

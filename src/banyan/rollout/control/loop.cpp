@@ -83,7 +83,9 @@ Live::Live(Request request,
     responses.push_back(
         {.state = ResponseState(plan), .key = noise_key(request, index), .index = index});
   }
-  if (plan.params.prompt_logprobs >= 0) prompt_logprobs.resize(request.prompt.size());
+  if (plan.params.prompt_logprobs >= 0) {
+    prompt_logprobs = std::make_shared<PromptLogprobs>(request.prompt.size());
+  }
   wanted = {.prompt = std::move(request.prompt),
             .n = request.n,
             .max_new = max_new,
@@ -91,7 +93,8 @@ Live::Live(Request request,
             .score_prompt = plan.params.prompt_logprobs >= 0,
             .priority = request.priority,
             .salt = std::move(request.cache_salt),
-            .source = std::move(request.source)};
+            .source = std::move(request.source),
+            .group_id = std::move(request.group_id)};
 }
 
 Loop::Loop(models::CausalLM& model, const EngineOptions& options)
@@ -143,15 +146,12 @@ void Loop::add(std::unique_ptr<Live>&& live) {
   lives_[group] = std::move(live);
 }
 
-Loop::Waiting Loop::waiting() const {
-  return {scheduler_.num_groups_queued(), scheduler_.num_queued_prompt_tokens()};
-}
-
 bool Loop::step() {
   Clock::time_point time = Clock::now();
   if (!scheduler_.next_pass(pass_)) return false;
   lap(time, seconds_.schedule);
   note_first_pass(time);
+  count_prefix_rows();
   const double before = seconds_.forward + seconds_.draw;
   const at::Tensor hidden = runner_->run(pass_, scheduler_);
   lap(time, seconds_.forward);
@@ -179,6 +179,22 @@ void Loop::note_first_pass(std::chrono::steady_clock::time_point now) {
     Live& live = *lives_[run.group];
     if (live.queue_seconds) continue;
     live.queue_seconds = std::chrono::duration<double>(now - live.arrived).count();
+  }
+}
+
+void Loop::count_prefix_rows() {
+  if (!grouped_attention_) return;
+  int32_t last_page = -1;
+  bool counted = false;  // the run before
+  int32_t last_tokens = 0;
+  for (const Run& run : pass_.runs) {
+    const int32_t page = scheduler_.pages_of(run)[0];
+    const bool beside = page == last_page;
+    if (beside && !counted) counters_.prefix_attn_rows += last_tokens;
+    if (beside) counters_.prefix_attn_rows += run.num_tokens;
+    counted = beside;
+    last_page = page;
+    last_tokens = run.num_tokens;
   }
 }
 
@@ -211,7 +227,7 @@ void Loop::score_prompts(const at::Tensor& hidden) {
     const int32_t first = rows.first_position;
     const auto count =
         std::min<int32_t>(rows.num_tokens, static_cast<int32_t>(prompt.size()) - 1 - first);
-    if (count > 0) {
+    if (count > 0 && live.num_ended == 0) {
       const SamplingParams& params = live.plan.params;
       const auto num_top =
           std::min<int32_t>(params.prompt_logprobs, static_cast<int32_t>(model_.shape().vocab));
@@ -219,7 +235,7 @@ void Loop::score_prompts(const at::Tensor& hidden) {
       drawer_.score(
           hidden.narrow(0, row, count), next_tokens_, num_top, params.logprob_token_ids, scored_);
       for (int32_t i = 0; i < count; ++i) {
-        live.prompt_logprobs[first + 1 + i] = std::move(scored_[i]);
+        (*live.prompt_logprobs)[first + 1 + i] = std::move(scored_[i]);
       }
     }
     row += rows.num_tokens;
@@ -266,8 +282,7 @@ void Loop::take(Live& live, int32_t child, Drawn& drawn) {
       child,
       {.reason = ending.reason(),
        .stop_token = ending.stop_token,
-       .stop_string = ending.stop_string,
-       .text_bytes = ending.text_bytes});
+       .stop_string = ending.stop_string});
 }
 
 void Loop::end(Live& live, int32_t child, Outcome outcome) {
@@ -322,6 +337,7 @@ int32_t Loop::end_all(const std::function<bool(const Live&)>& chosen, const Outc
   for (const std::unique_ptr<Live>& live : lives_) {
     if (!live || !chosen(*live)) continue;
     deliveries.use(live->delivery);
+    scheduler_.drop(live->group);
     for (int32_t child = 0; child < static_cast<int32_t>(live->responses.size()); ++child) {
       count += live->responses[child].ended ? 0 : 1;
       end(*live, child, outcome);
@@ -355,6 +371,21 @@ int32_t Loop::failed_pass(const std::string& error) {
 void Loop::new_epoch(const std::string& version, bool keep) {
   scheduler_.new_epoch(keep);
   versions_[epoch()] = version;
+  forget_versions();
+}
+
+// Those that no token in progress was drawn under.
+void Loop::forget_versions() {
+  int64_t oldest = epoch();
+  for (const std::unique_ptr<Live>& live : lives_) {
+    if (!live) continue;
+    for (const Response& response : live->responses) {
+      if (!response.ended && !response.spans.empty()) {
+        oldest = std::min(oldest, response.spans.front().epoch);
+      }
+    }
+  }
+  versions_.erase(versions_.begin(), versions_.lower_bound(oldest));
 }
 
 void Loop::label(std::vector<WeightSpan>& spans) const {

@@ -39,6 +39,9 @@ struct LoopCounters {
   int64_t finished_abort = 0;
   int64_t finished_repetition = 0;
   int64_t finished_error = 0;
+  // Tokens computed beside another sequence's that reads the same first page: they attend their
+  // trunk together (grouped attention).
+  int64_t prefix_attn_rows = 0;
 };
 
 class Loop {
@@ -82,15 +85,11 @@ class Loop {
   void set_version(const std::string& version) { versions_[epoch()] = version; }
   int64_t epoch() const { return scheduler_.epoch(); }
   const std::string& version() const { return versions_.at(epoch()); }
+  // Epochs whose labels are remembered: those of tokens in progress, and the present one.
+  size_t num_versions() const { return versions_.size(); }
   // What comes next is a whole batch: nothing is added until it has ended.
   void close_queue(bool closed) { scheduler_.close_queue(closed); }
 
-  // Requests that were never admitted.
-  struct Waiting {
-    int64_t groups = 0;
-    int64_t prompt_tokens = 0;
-  };
-  Waiting waiting() const;
   const Scheduler& scheduler() const { return scheduler_; }
   const LoopCounters& counters() const { return counters_; }
   const PassSeconds& seconds() const { return seconds_; }
@@ -99,6 +98,7 @@ class Loop {
   Live& live(int32_t group) { return *lives_[group]; }
   // Ends the waiting time of the groups that the pass computes for.
   void note_first_pass(std::chrono::steady_clock::time_point now);
+  void count_prefix_rows();
   void collect_draws(const std::vector<DrawRow>& rows, int32_t first_row);
   void score_prompts(const at::Tensor& hidden);
   void deliver();
@@ -107,6 +107,7 @@ class Loop {
   int32_t end_all(const std::function<bool(const Live&)>& chosen, const Outcome& outcome);
   void remove_ended();
   void label(std::vector<WeightSpan>& spans) const;
+  void forget_versions();
 
   // The child that a draw is for.
   struct Target {

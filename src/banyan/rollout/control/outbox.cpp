@@ -16,6 +16,8 @@ namespace banyan::rollout {
 namespace {
 
 constexpr size_t kMaxSpare = 1024;  // events whose memory is kept
+// Of tokens that such an event has room for: what a slow reader has let grow is given back.
+constexpr size_t kMostSpareTokens = 64;
 
 // The event as it was made, with the memory of its vectors.
 void reset(Event& event) {
@@ -23,15 +25,27 @@ void reset(Event& event) {
   event.finished = false;
   event.finish = FinishReason::kStop;
   event.stop_token = event.stop_string = -1;
-  event.text_bytes = -1;
   event.error.clear();
   event.prompt_tokens = event.cached_tokens = event.num_retractions = 0;
   event.queue_seconds = 0.0;
   event.spans.clear();
-  event.prompt_logprobs.clear();
+  event.prompt_logprobs.reset();
 }
 
 }  // namespace
+
+int64_t bytes_of(const TokenRecord& record) {
+  return static_cast<int64_t>(sizeof(record) + record.top.size() * sizeof(TokenLogprob) +
+                              record.sampling_mask.size() * sizeof(int32_t));
+}
+
+int64_t bytes_of(const PromptLogprobs& logprobs) {
+  size_t total = 0;
+  for (const std::vector<TokenLogprob>& values : logprobs) {
+    total += sizeof(values) + values.size() * sizeof(TokenLogprob);
+  }
+  return static_cast<int64_t>(total);
+}
 
 Signal::Signal() {
 #if defined(__linux__)
@@ -92,23 +106,19 @@ Event& Outbox::Writer::event(const std::string& request, int32_t index, Slot& sl
   return event;
 }
 
-void Outbox::drain(std::vector<Event>& events) {
+int64_t Outbox::drain(std::vector<Event>& events) {
   for (Event& event : events) reset(event);
   const std::unique_lock<std::mutex> lock(mutex_);
   signal_.lower();
   for (Event& event : events) {
     if (spare_.size() == kMaxSpare) break;
+    if (event.tokens.capacity() > kMostSpareTokens) continue;
     spare_.push_back(std::move(event));
   }
   events.clear();
   std::swap(events, events_);
   ++generation_;
-  num_tokens_ = 0;
-}
-
-int64_t Outbox::backlog() const {
-  const std::unique_lock<std::mutex> lock(mutex_);
-  return num_tokens_;
+  return num_bytes_.exchange(0);
 }
 
 }  // namespace banyan::rollout

@@ -1,14 +1,14 @@
 // Events on their way from the engine's thread to who drains them.
 //
 // Tokens of one response that nobody has fetched yet are joined into one event, so the number of
-// events is bounded by the number of responses however slow the reader is, and the tokens by what
-// those may draw; `backlog` tells the engine to wait before it becomes much. The descriptor is
+// events is bounded by the number of responses however slow the reader is; `backlog` tells the
+// engine to wait before what is in them becomes much. The descriptor is
 // readable while something is there: one write per pass, whatever the pass brought. Events keep
 // their memory from one drain to the next. Torch-free.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -34,6 +34,10 @@ class Signal {
   int write_ = -1;  // equals read_ for an eventfd
 };
 
+// Memory of what the events hold.
+int64_t bytes_of(const TokenRecord& record);
+int64_t bytes_of(const PromptLogprobs& logprobs);
+
 class Outbox {
  public:
   // Events of one pass. Holds the lock: short.
@@ -52,7 +56,8 @@ class Outbox {
       int32_t event = -1;
     };
     Event& event(const std::string& request, int32_t index, Slot& slot);
-    void count_token() { ++outbox_.num_tokens_; }
+    // So many bytes more wait for the reader.
+    void count(int64_t num_bytes) { outbox_.num_bytes_ += num_bytes; }
 
    private:
     Outbox& outbox_;
@@ -61,10 +66,11 @@ class Outbox {
   };
 
   int fd() const { return signal_.fd(); }
-  // Everything since the last call, in order; `events` gives its memory to what comes next.
-  void drain(std::vector<Event>& events);
-  // Tokens that nobody has fetched.
-  int64_t backlog() const;
+  // Everything since the last call, in order; `events` gives its memory to what comes next. The
+  // backlog that there was.
+  int64_t drain(std::vector<Event>& events);
+  // Bytes that nobody has fetched. Takes no lock.
+  int64_t backlog() const { return num_bytes_; }
 
  private:
   mutable std::mutex mutex_;
@@ -72,7 +78,7 @@ class Outbox {
   int64_t generation_ = 0;  // drains so far
   std::vector<Event> events_;
   std::vector<Event> spare_;  // emptied events with their memory
-  int64_t num_tokens_ = 0;
+  std::atomic<int64_t> num_bytes_{0};
 };
 
 }  // namespace banyan::rollout

@@ -18,7 +18,7 @@ void add(Outbox& outbox, const std::string& request, int32_t token, Outbox::Writ
   TokenRecord record;
   record.token = token;
   writer.event(request, 0, slot).tokens.push_back(record);
-  writer.count_token();
+  writer.count(bytes_of(record));
 }
 
 TEST(Outbox, JoinsWhatNobodyFetched) {
@@ -29,9 +29,10 @@ TEST(Outbox, JoinsWhatNobodyFetched) {
   EXPECT_TRUE(readable(outbox.fd()));
   add(outbox, "b", 2, b);
   add(outbox, "a", 3, a);
-  EXPECT_EQ(outbox.backlog(), 3);
+  constexpr int64_t kThree = 3 * sizeof(TokenRecord);
+  EXPECT_EQ(outbox.backlog(), kThree);
   std::vector<Event> events;
-  outbox.drain(events);
+  EXPECT_EQ(outbox.drain(events), kThree);
   EXPECT_FALSE(readable(outbox.fd()));
   EXPECT_EQ(outbox.backlog(), 0);
   ASSERT_EQ(events.size(), 2u);
@@ -53,7 +54,7 @@ TEST(Outbox, AnEventThatIsUsedAgainIsAsNew) {
   {
     Outbox::Writer writer(outbox);
     Event& event = writer.event("first", 3, slot);
-    event.tokens.resize(100);
+    event.tokens.resize(60);
     event.finished = true;
     event.error = "text";
     event.spans.resize(1);
@@ -68,11 +69,36 @@ TEST(Outbox, AnEventThatIsUsedAgainIsAsNew) {
   EXPECT_EQ(events[0].request, "second");
   EXPECT_EQ(events[0].index, 0);
   EXPECT_EQ(events[0].tokens.size(), 1u);
-  EXPECT_GE(events[0].tokens.capacity(), 100u);
+  EXPECT_GE(events[0].tokens.capacity(), 60u);
   EXPECT_FALSE(events[0].finished);
   EXPECT_TRUE(events[0].error.empty());
   EXPECT_TRUE(events[0].spans.empty());
   EXPECT_EQ(events[0].stop_string, -1);
+}
+
+// What a slow reader let grow is not kept.
+TEST(Outbox, AnEventThatHasGrownIsGivenBack) {
+  Outbox outbox;
+  Outbox::Writer::Slot slot;
+  Outbox::Writer(outbox).event("first", 0, slot).tokens.resize(5000);
+  std::vector<Event> events;
+  outbox.drain(events);
+  outbox.drain(events);
+  add(outbox, "second", 7, slot);
+  outbox.drain(events);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_LT(events[0].tokens.capacity(), 100u);
+}
+
+TEST(Outbox, CountsListsToo) {
+  TokenRecord record;
+  record.top.resize(10);
+  record.sampling_mask.resize(7);
+  EXPECT_EQ(bytes_of(record),
+            static_cast<int64_t>(sizeof(record) + 10 * sizeof(TokenLogprob) + 7 * 4));
+  const PromptLogprobs prompt(3, std::vector<TokenLogprob>(5));
+  EXPECT_EQ(bytes_of(prompt),
+            static_cast<int64_t>(3 * sizeof(prompt[0]) + 15 * sizeof(TokenLogprob)));
 }
 
 TEST(Outbox, AReaderBesideTheWriterMissesNothing) {

@@ -1,5 +1,6 @@
 // Pause, resume, sleep and wake.
 #include <algorithm>
+#include <optional>
 
 #include "banyan/core/error.h"
 #include "banyan/rollout/control/engine_impl.h"
@@ -24,6 +25,7 @@ std::vector<c10::Storage> joined(std::vector<c10::Storage> a, std::vector<c10::S
 void Engine::Impl::begin_pause(PauseMode mode) {
   {
     const std::unique_lock<std::mutex> lock(mutex_);
+    ++status_.num_pausing;
     status_.flowed_before = false;  // a pause while asleep outlasts the sleep
     status_.refuses = mode == PauseMode::kAbort || mode == PauseMode::kWait;
     if (mode == PauseMode::kWait) {
@@ -59,7 +61,7 @@ void Engine::Impl::wait_until_drained(const Deadline& deadline) {
                                       figures_.waiting + inbox_.size(),
                                       " waiting)",
                                       names,
-                                      "; new ones are refused until resume"),
+                                      "; the pause is called off"),
                        1.0);
   }
   if (status_.flow == Flow::kFlowing) {
@@ -67,8 +69,7 @@ void Engine::Impl::wait_until_drained(const Deadline& deadline) {
   }
 }
 
-void Engine::Impl::pause(PauseMode mode, const Deadline& deadline) {
-  begin_pause(mode);
+int64_t Engine::Impl::carry_out_pause(PauseMode mode, const Deadline& deadline) {
   if (mode == PauseMode::kWait) wait_until_drained(deadline);
   const Boundary::Hold held = hold("pause", deadline);
   if (mode == PauseMode::kAbort) {
@@ -76,6 +77,7 @@ void Engine::Impl::pause(PauseMode mode, const Deadline& deadline) {
     loop_.abort([](const Live&) { return true; });
   }
   if (mode == PauseMode::kRetract) loop_.retract_all();
+  int64_t settled = 0;
   {
     const std::unique_lock<std::mutex> lock(mutex_);
     if (status_.flow == Flow::kFlowing) {
@@ -83,8 +85,31 @@ void Engine::Impl::pause(PauseMode mode, const Deadline& deadline) {
     }
     status_.flow = Flow::kHalted;
     status_.pausing = false;
+    status_.settle();
+    settled = status_.num_settled;
   }
   publish();
+  return settled;
+}
+
+// The last of the pauses in progress that failed leaves the engine as it was before them, or as the
+// call in between left it that went through.
+void Engine::Impl::end_pause() {
+  {
+    const std::unique_lock<std::mutex> lock(mutex_);
+    if (--status_.num_pausing == 0) status_.show(status_.settled);
+  }
+  changed_.notify_all();
+}
+
+// A pause that fails is called off: what runs goes on, and requests are taken as before.
+int64_t Engine::Impl::pause(PauseMode mode, const Deadline& deadline) {
+  begin_pause(mode);
+  const struct End {
+    Impl* impl;
+    ~End() { impl->end_pause(); }
+  } end{this};
+  return carry_out_pause(mode, deadline);
 }
 
 void Engine::Impl::resume() {
@@ -95,8 +120,19 @@ void Engine::Impl::resume() {
     }
     status_.flow = Flow::kFlowing;
     status_.pausing = status_.refuses = false;
+    status_.settle();
   }
   changed_.notify_all();
+}
+
+// What a sleep needs after its pause.
+Boundary::Hold Engine::Impl::hold_for_sleep(const Deadline& deadline,
+                                            std::unique_lock<std::timed_mutex>& weights) {
+  weights = std::unique_lock<std::timed_mutex>(weights_, deadline.at());
+  if (!weights.owns_lock()) {
+    throw RequestError(503, "", "[rollout] sleep: waited for a weight update", 1.0);
+  }
+  return hold("sleep", deadline);
 }
 
 int64_t Engine::Impl::sleep(int32_t level, PauseMode mode, const Deadline& deadline) {
@@ -110,18 +146,27 @@ int64_t Engine::Impl::sleep(int32_t level, PauseMode mode, const Deadline& deadl
         409, "level", "[rollout] sleep: the weights are the trainer's; wanted level 0 or 1");
   }
   bool flowed = false;
+  Status::Settled before;
   {
     const std::unique_lock<std::mutex> lock(mutex_);
+    before = status_.settled;
     const bool dropped = status_.kv_asleep && (trained || status_.weights_asleep);
     if (status_.sleep_level >= level && (level == 0 || dropped)) return 0;
     flowed = status_.asleep() ? status_.flowed_before : status_.flow == Flow::kFlowing;
   }
-  pause(mode, deadline);
-  const std::unique_lock<std::timed_mutex> weights(weights_, deadline.at());
-  if (!weights.owns_lock()) {
-    throw RequestError(503, "", "[rollout] sleep: waited for a weight update", 1.0);
+  const int64_t paused = pause(mode, deadline);
+  std::unique_lock<std::timed_mutex> weights;
+  std::optional<Boundary::Hold> held;
+  try {
+    held.emplace(hold_for_sleep(deadline, weights));
+  } catch (const RequestError&) {
+    {
+      const std::unique_lock<std::mutex> lock(mutex_);
+      if (status_.num_settled == paused) status_.go_back(before);  // nobody came in between
+    }
+    changed_.notify_all();
+    throw;
   }
-  const Boundary::Hold held = hold("sleep", deadline);
   std::vector<c10::Storage> memory;
   {
     const std::unique_lock<std::mutex> lock(mutex_);
@@ -130,6 +175,7 @@ int64_t Engine::Impl::sleep(int32_t level, PauseMode mode, const Deadline& deadl
     }
     status_.sleep_level = level;
     status_.flowed_before = flowed;
+    status_.settle();
     status_.kv_asleep = status_.kv_asleep || level >= 1;
     status_.weights_asleep = status_.weights_asleep || (level >= 1 && !trained);
     status_.weights_missing = status_.weights_missing || level == 2;
@@ -229,6 +275,7 @@ std::vector<std::string> Engine::Impl::wake(const std::vector<std::string>& tags
         status_.flow = Flow::kFlowing;
         status_.refuses = false;
       }
+      status_.settle();
     }
   }
   publish();

@@ -9,27 +9,6 @@
 namespace banyan::rollout {
 namespace {
 
-constexpr double kTimeout = 10.0;
-
-// A served engine with its own model, some responses in progress.
-struct Served {
-  explicit Served(const EngineOptions& options = {}) : engine(model, options), client(engine) {
-    engine.start();
-  }
-  void load(int32_t count = 3, int32_t max_tokens = 300) {
-    for (int32_t i = 0; i < count; ++i) {
-      ids.push_back(client.submit(long_request(100 + i, max_tokens, /*n=*/2)));
-    }
-    EXPECT_TRUE(client.read_tokens(2));
-  }
-  EngineState state() const { return engine.stats().state; }
-
-  StagedModel model;
-  Engine engine;
-  Client client;
-  std::vector<std::string> ids;
-};
-
 // What the requests of a Served give when nobody disturbs them.
 std::map<std::pair<std::string, int32_t>, std::vector<int32_t>> undisturbed(int32_t count,
                                                                             int32_t max_tokens) {
@@ -44,7 +23,7 @@ std::map<std::pair<std::string, int32_t>, std::vector<int32_t>> undisturbed(int3
 TEST(Pausing, KeepAndRetractChangeNoToken) {
   const auto wanted = undisturbed(3, 120);
   for (const PauseMode mode : {PauseMode::kKeep, PauseMode::kRetract}) {
-    Served served;
+    Served served(paced());
     served.load(3, 120);
     for (int i = 0; i < 4; ++i) {
       served.engine.pause(mode, kTimeout);
@@ -80,23 +59,80 @@ TEST(Pausing, WaitEndsWhatRunsAndRefusesWhatComes) {
 }
 
 TEST(Pausing, WaitThatTakesTooLongSaysWhomItWaitedFor) {
-  Served served;
+  Served served(paced());
   served.load(1, 900);
   const auto [code, text] = refusal_of([&] { served.engine.pause(PauseMode::kWait, 0.02); });
   EXPECT_EQ(code, 503);
   EXPECT_NE(text.find("waited 0.02 s for 1 requests (2 responses running"), std::string::npos)
       << text;
   EXPECT_NE(text.find(served.ids[0]), std::string::npos) << text;
-  EXPECT_EQ(served.state(), EngineState::kPausing);
-  EXPECT_EQ(refusal_of([&] { served.engine.submit(long_request(1, 3)); }).first, 503);
-  // Another pause may take over.
+  // It is called off: what runs goes on, and requests are taken.
+  EXPECT_NE(text.find("; the pause is called off"), std::string::npos) << text;
+  EXPECT_EQ(served.state(), EngineState::kRunning);
+  served.client.submit(long_request(1, 3));
   served.engine.pause(PauseMode::kAbort, kTimeout);
   ASSERT_TRUE(served.client.read_all());
   EXPECT_EQ(served.state(), EngineState::kPaused);
 }
 
-TEST(Pausing, AResumeCallsAWaitingPauseOff) {
+// Several pauses at once: those that fail leave the state to the one that does not.
+TEST(Pausing, APauseThatFailsLeavesAnotherAlone) {
+  Served served(paced());
+  served.load(1, 900);
+  std::thread waiting([&] {
+    EXPECT_EQ(refusal_of([&] { served.engine.pause(PauseMode::kWait, 0.2); }).first, 503);
+  });
+  while (served.state() != EngineState::kPausing) std::this_thread::yield();
+  EXPECT_EQ(refusal_of([&] { served.engine.pause(PauseMode::kWait, 0.01); }).first, 503);
+  waiting.join();
+  EXPECT_EQ(served.state(), EngineState::kRunning);
+  served.engine.pause(PauseMode::kKeep, kTimeout);
+  EXPECT_EQ(served.state(), EngineState::kPaused);
+  served.engine.abort({});
+  EXPECT_TRUE(served.client.read_all());
+}
+
+// The pass in progress takes longer than the caller has: nothing has changed.
+TEST(Pausing, APauseThatDoesNotReachTheBoundaryIsCalledOff) {
+  for (const PauseMode mode : {PauseMode::kAbort, PauseMode::kKeep, PauseMode::kRetract}) {
+    Served served;
+    served.model.closed = true;
+    const std::string id = served.client.submit(long_request(1, 30));
+    while (!served.model.inside) std::this_thread::yield();
+    const auto [code, text] = refusal_of([&] { served.engine.pause(mode, 0.01); });
+    EXPECT_EQ(code, 503);
+    EXPECT_NE(text.find("pause: waited 0.01 s for the pass in progress"), std::string::npos)
+        << text;
+    EXPECT_EQ(served.state(), EngineState::kRunning);
+    EXPECT_EQ(refusal_of([&] { served.engine.sleep(1, mode, 0.01); }).first, 503);
+    EXPECT_EQ(served.state(), EngineState::kRunning);
+    served.model.closed = false;
+    ASSERT_TRUE(served.client.read_all());
+    EXPECT_EQ(served.client.response(id).tokens.size(), 30u);
+  }
+}
+
+// A stop ends within its time too, and goes on when it is called again.
+TEST(Pausing, AStopThatTakesTooLongMayBeCalledAgain) {
   Served served;
+  served.model.closed = true;
+  served.client.submit(long_request(1, 30));
+  while (!served.model.inside) std::this_thread::yield();
+  const auto [code, text] = refusal_of([&] { served.engine.stop(0.01); });
+  EXPECT_EQ(code, 503);
+  EXPECT_NE(text.find("stop: waited 0.01 s for the pass in progress"), std::string::npos) << text;
+  EXPECT_EQ(refusal_of([&] { served.engine.start(); }).first, 503);
+  served.model.closed = false;
+  served.engine.stop(kTimeout);
+  EXPECT_EQ(served.state(), EngineState::kStopped);
+  EXPECT_EQ(served.engine.stats().num_pages, 0);
+  served.engine.start();
+  served.client.submit(long_request(2, 3));
+  EXPECT_TRUE(served.client.read_all());
+}
+
+TEST(Pausing, AResumeCallsAWaitingPauseOff) {
+  Served served(paced());
   served.load(1, 900);
   int code = 0;
   std::thread pausing(
@@ -164,7 +200,7 @@ TEST(Pausing, AFrozenEngineCanBeDrained) {
 
 // Requests that came while paused wait in the queue, and can be aborted there.
 TEST(Pausing, WhatWaitsWhilePausedCanBeAborted) {
-  Served served;
+  Served served(paced());
   served.load(1, 200);
   served.engine.pause(PauseMode::kKeep, kTimeout);
   const std::string queued = served.client.submit(long_request(9, 5));
@@ -185,10 +221,15 @@ TEST(Pausing, EveryCallInEveryState) {
   const WeightDirectories directories;
   const std::string weights = directories.write("new", 4);
   using Change = std::function<void(Engine&)>;
+  std::thread pausing;
   const std::vector<std::pair<std::string, Change>> states = {
       {"stopped", [](Engine& e) { e.stop(kTimeout); }},
       {"running", [](Engine&) {}},
-      {"pausing", [](Engine& e) { refusal_of([&] { e.pause(PauseMode::kWait, 0.0); }); }},
+      {"pausing",
+       [&](Engine& e) {
+         pausing = std::thread([&e] { refusal_of([&] { e.pause(PauseMode::kWait, kTimeout); }); });
+         while (e.stats().state != EngineState::kPausing) std::this_thread::yield();
+       }},
       {"paused abort", [](Engine& e) { e.pause(PauseMode::kAbort, kTimeout); }},
       {"paused keep", [](Engine& e) { e.pause(PauseMode::kKeep, kTimeout); }},
       {"paused retract", [](Engine& e) { e.pause(PauseMode::kRetract, kTimeout); }},
@@ -226,7 +267,7 @@ TEST(Pausing, EveryCallInEveryState) {
   };
   for (const auto& [state, enter] : states) {
     for (const auto& [name, call] : calls) {
-      Served served;
+      Served served(paced());
       served.client.submit(long_request(1, 200));
       served.client.read_tokens(1);
       enter(served.engine);
@@ -242,6 +283,8 @@ TEST(Pausing, EveryCallInEveryState) {
       }
       served.engine.wake({});
       served.engine.resume();
+      if (pausing.joinable()) pausing.join();
+      served.engine.resume();
       Client client(served.engine);
       const std::string id = client.submit(long_request(5, 3));
       ASSERT_TRUE(client.read_until([&] { return client.response(id).finished; }))
@@ -254,7 +297,7 @@ TEST(Pausing, EveryCallInEveryState) {
 TEST(Pausing, SleepKeepsTheTokensOfWhatRuns) {
   const auto wanted = undisturbed(2, 100);
   for (const int32_t level : {0, 1}) {
-    Served served;
+    Served served(paced());
     served.load(2, 100);
     const int64_t freed = served.engine.sleep(level, PauseMode::kKeep, kTimeout);
     EXPECT_EQ(freed > 0, level == 1);

@@ -17,17 +17,6 @@
 namespace banyan::rollout {
 namespace {
 
-constexpr double kTimeout = 10.0;
-
-struct Served {
-  explicit Served(const EngineOptions& options = {}) : engine(model, options), client(engine) {
-    engine.start();
-  }
-  StagedModel model;
-  Engine engine;
-  Client client;
-};
-
 // Most bytes that tensors of this thread hold at once while it lives.
 class PeakBytes final : public c10::MemoryReportingInfoBase {
  public:
@@ -68,8 +57,9 @@ TEST(Regression, wake_order_no_double_weights) {
     served.engine.update_weights_from_disk(weights, "new", false, kTimeout);
   });
   // fp32 masters and packed bf16; what one tensor takes on its way is gone before the packing. A
-  // second copy of the weights would be 8 bytes an element.
-  EXPECT_LE(peak, elements * 6 + elements / 4);
+  // second copy of the weights would be 8 bytes an element. The forward that follows has a page of
+  // its own and a few rows.
+  EXPECT_LE(peak, elements * 6 + elements / 4 + 32768);
   EXPECT_GE(peak, elements * 5);
   EXPECT_TRUE(served.engine.wake({"kv_cache"}).empty());
   served.client.submit(long_request(1, 4));
@@ -169,7 +159,7 @@ TEST(Regression, update_under_load_never_asserts) {
   const WeightDirectories directories;
   const std::string weights[] = {directories.write("a", 4), directories.write("b", 5)};
   for (const bool keep : {false, true}) {
-    Served served({.max_num_seqs = 5, .kv_bytes = 24 * 16384});
+    Served served(paced({.max_num_seqs = 5, .kv_bytes = 24 * 16384}));
     for (int32_t i = 0; i < 8; ++i) served.client.submit(long_request(i, 150, /*n=*/2));
     ASSERT_TRUE(served.client.read_tokens(3));
     for (int i = 0; i < 12; ++i) {
@@ -228,7 +218,7 @@ TEST(Regression, pause_gates_submission) {
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   served.engine.pause(PauseMode::kWait, kTimeout);
   EXPECT_EQ(served.engine.stats().running + served.engine.stats().waiting, 0);
-  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  while (refused == 0) std::this_thread::yield();
   stop = true;
   for (std::thread& thread : threads) thread.join();
   EXPECT_GT(refused, 0);
@@ -350,7 +340,7 @@ TEST(Regression, seed_broadcast_uncorrelated) {
 
 // Running, queued and retracted requests return ids and log-probabilities when aborted.
 TEST(Regression, abort_returns_partials) {
-  Served served({.max_num_seqs = 2});
+  Served served(paced({.max_num_seqs = 2}));
   Engine& engine = served.engine;
   const std::string running = served.client.submit(long_request(1, 900, /*n=*/2));
   ASSERT_TRUE(served.client.read_tokens(5));

@@ -6,6 +6,7 @@
 
 #include "banyan/core/error.h"
 #include "banyan/rollout/control/engine_impl.h"
+#include "banyan/rollout/control/weight_probe.h"
 #include "banyan/rollout/memory/kv_budget.h"
 
 namespace banyan::rollout {
@@ -28,19 +29,31 @@ int32_t Engine::Impl::server_pages() const {
                loop_.page_bytes(),
                " bytes, got room for ",
                pages,
-               "; raise gpu_memory_utilization (or kv_bytes)");
+               "; raise kv_cache_memory_bytes (or gpu_memory_utilization)");
   return pages;
 }
 
 void Engine::Impl::start() {
-  const Deadline deadline(kControlSeconds);
-  const Boundary::Hold held = hold("start", deadline);
+  const auto check_stopping = [&] {
+    if (!status_.stopping) return;
+    throw RequestError(503, "", "[rollout] start: a stop is in progress; call stop again", 1.0);
+  };
   std::unique_lock<std::mutex> lock(mutex_);
+  check_stopping();
+  lock.unlock();
+  const Boundary::Hold held = hold("start", Deadline(kControlSeconds));
+  lock.lock();
+  check_stopping();
   if (status_.started) return;
   if (status_.generating) {
     throw RequestError(409, "", "[rollout] start: a generate call is running");
   }
+  const bool has_weights = !status_.weights_asleep && !status_.weights_missing;
   lock.unlock();
+  const std::string wrong = has_weights ? probe_weights(model_) : "";
+  if (!wrong.empty()) {
+    throw RequestError(409, "", "[rollout] start: the weights do not compute: " + wrong);
+  }
   num_pages_ = server_pages();
   if (!status_.kv_asleep) open_pool("start");
   lock.lock();
@@ -60,34 +73,32 @@ void Engine::Impl::stop(const Deadline& deadline) {
     lock.unlock();
     throw RequestError(503, "", detail::concat("[rollout] stop: ", whom(deadline.seconds())), 1.0);
   }
+  lock.unlock();
+  // A control call may be in progress. A stop that gives up here goes on when it is called again.
+  const Boundary::Hold held = hold("stop", deadline);
+  lock.lock();
   if (!status_.started) return;  // another call was faster
   status_.started = status_.stopping = false;
   std::thread thread = std::move(thread_);
   lock.unlock();
   if (thread.joinable()) thread.join();
-  const Boundary::Hold held = hold("stop", Deadline(kControlSeconds));
   loop_.take_pool();
   publish();
 }
 
 bool Engine::Impl::has_work() const {
   if (status_.stopping || abort_all_ || !aborts_.empty()) return true;
-  return status_.runs_passes() && !(figures_.idle && inbox_.empty());
+  return !reader_is_behind() && status_.runs_passes() && !(figures_.idle && inbox_.empty());
 }
 
 void Engine::Impl::serve() {
   const at::NoGradGuard no_grad;
   while (true) {
-    const bool backlog = events_.outbox().backlog() > options_.max_undrained_tokens;
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      if (backlog) {
-        ++num_backlogs_;
-        changed_.wait_for(lock, 10 * kLookAgain, [&] { return status_.stopping; });
-      }
+      if (reader_is_behind()) ++num_backlogs_;
       changed_.wait(lock, [&] { return has_work(); });
       if (status_.stopping) break;
-      if (backlog && !abort_all_ && aborts_.empty()) continue;
     }
     bool planned = true;
     {
@@ -152,7 +163,7 @@ bool Engine::Impl::turn() {
   run_aborts();
   {
     const std::unique_lock<std::mutex> lock(mutex_);
-    if (!status_.runs_passes()) return true;
+    if (!status_.runs_passes() || reader_is_behind()) return true;
   }
   for (std::unique_ptr<Live>& live : take_inbox()) add_to_loop(std::move(live));
   try {
@@ -215,25 +226,24 @@ void Engine::Impl::check_accepts(int64_t prompt_tokens) {
     throw RequestError(503, "", "[rollout] the engine does not run; start it first");
   }
   check_ready(status_);
-  const auto refuse = [&](const char* what, int64_t limit) {
+  QueueState queue = figures_.queue;
+  queue.requests += static_cast<int64_t>(inbox_.size());
+  queue.prompt_tokens += inbox_tokens_;
+  try {
+    check_queue(options_, queue, prompt_tokens);
+  } catch (const RequestError&) {
     ++num_rejected_;
-    throw RequestError(503,
-                       "",
-                       detail::concat("[rollout] queue: ", what, " = ", limit, " is reached"),
-                       /*retry_after=*/1.0);
-  };
-  const int64_t requests = figures_.queue.groups + static_cast<int64_t>(inbox_.size());
-  if (options_.max_num_queued_reqs > 0 && requests >= options_.max_num_queued_reqs) {
-    refuse("max_num_queued_reqs", options_.max_num_queued_reqs);
-  }
-  const int64_t tokens = figures_.queue.prompt_tokens + inbox_tokens_;
-  if (options_.max_num_queued_tokens > 0 && tokens > 0 &&
-      tokens + prompt_tokens > options_.max_num_queued_tokens) {
-    refuse("max_num_queued_tokens", options_.max_num_queued_tokens);
+    throw;
   }
 }
 
-void Engine::Impl::drain(std::vector<Event>& events) { events_.outbox().drain(events); }
+void Engine::Impl::drain(std::vector<Event>& events) {
+  if (events_.outbox().drain(events) <= options_.max_undrained_bytes) return;
+  {
+    const std::unique_lock<std::mutex> lock(mutex_);
+  }  // the thread waits, or has not looked yet
+  changed_.notify_all();
+}
 
 // Requests that no pass has taken yet end here; the others at the next boundary.
 int32_t Engine::Impl::abort(const std::vector<std::string>& ids) {

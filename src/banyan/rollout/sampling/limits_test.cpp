@@ -169,7 +169,7 @@ TEST(SamplingLimits, SaysWhatIsWrong) {
 }
 
 // The model has rows beyond what the tokenizer knows: such an id would never be drawn as text.
-TEST(RolloutComplaints, added_stop_token_known) {
+TEST(Regression, added_stop_token_known) {
   SamplingParams params = fine();
   params.stop_token_ids = {95};
   EXPECT_EQ(refusal(params), "[rollout] stop_token_ids: wanted token ids in [0, 90), got 95");

@@ -50,7 +50,7 @@ TEST(Noise, DigestsDiffer) {
 }
 
 // One seed for many prompts: their uniform numbers must not go together.
-TEST(RolloutComplaints, seed_broadcast_uncorrelated) {
+TEST(Noise, OneSeedGivesEveryPromptItsOwn) {
   constexpr int kPrompts = 60;
   constexpr int kPositions = 400;
   double worst = 0.0;

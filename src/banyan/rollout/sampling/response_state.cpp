@@ -41,7 +41,6 @@ ResponseState::ResponseState(const SamplingPlan& plan)
     repeats();
     match_stops(token);
   }
-  num_bytes_ = 0;
 }
 
 Ending ResponseState::append(int32_t token) {
@@ -131,7 +130,6 @@ Ending ResponseState::match_stops(int32_t token) {
   if (matched_.empty()) return found;
   const std::vector<std::string>& stops = plan_->params.stop;
   for (const char byte : (*plan_->token_bytes)[token]) {
-    ++num_bytes_;
     for (size_t i = 0; i < stops.size(); ++i) {
       const std::string& stop = stops[i];
       const int32_t* const link = plan_->stop_links.data() + plan_->stop_offsets[i];
@@ -140,9 +138,7 @@ Ending ResponseState::match_stops(int32_t token) {
       if (stop[length] == byte) ++length;
       if (length == static_cast<int32_t>(stop.size())) {
         if (!found) {
-          found = {.kind = Ending::Kind::kStopString,
-                   .stop_string = static_cast<int32_t>(i),
-                   .text_bytes = num_bytes_ - length};
+          found = {.kind = Ending::Kind::kStopString, .stop_string = static_cast<int32_t>(i)};
         }
         length = link[length - 1];
       }

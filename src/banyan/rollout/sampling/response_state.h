@@ -17,7 +17,6 @@ struct Ending {
   Kind kind = Kind::kNone;
   int32_t stop_token = -1;   // kStopToken: its id
   int32_t stop_string = -1;  // kStopString: index into SamplingParams::stop
-  int64_t text_bytes = -1;   // kStopString: bytes of the response before the match
 
   explicit operator bool() const { return kind != Kind::kNone; }
   FinishReason reason() const;  // of an ending
@@ -70,7 +69,6 @@ class ResponseState {
   std::vector<int32_t> history_;
   std::vector<int32_t> run_;  // per period: tokens at the end that equal the one a period before
   std::vector<int32_t> matched_;  // per stop string: bytes matched so far
-  int64_t num_bytes_ = 0;
 };
 
 }  // namespace banyan::rollout

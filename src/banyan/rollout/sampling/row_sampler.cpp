@@ -170,6 +170,8 @@ void RowSampler::bar_tokens(const ResponseState& response) {
   const int32_t state = response.grammar_state();
   if (grammar != nullptr && grammar->begin(state) == grammar->end(state)) return;
   for (const int32_t id : plan.end_ids) change(id, kBarred);
+  if (grammar == nullptr) return;  // which admits EOS whatever ignore_eos says
+  for (const int32_t id : plan.params.eos_ids) change(id, kBarred);
 }
 
 void RowSampler::penalise(const ResponseState& response) {

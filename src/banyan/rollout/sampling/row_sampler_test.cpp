@@ -280,6 +280,23 @@ TEST(RowSampler, AGrammarAllowsItsTransitionsAndEosWhereItMayEnd) {
   expect_law(processed_law(kFour, params), {0, 0, 1, 0});
 }
 
+TEST(RowSampler, AFinalStateBelowMinTokensGoesOnWhereItCan) {
+  // State 0 is final and leads to itself by 1 and 2.
+  SamplingParams params = free_params();
+  params.grammar = std::make_shared<const TokenTable>(std::vector<int64_t>{0, 2},
+                                                      std::vector<int32_t>{1, 2},
+                                                      std::vector<int32_t>{0, 0},
+                                                      std::vector<uint8_t>{1});
+  params.eos_ids = {3};
+  params.min_tokens = 2;
+  for (const bool ignore_eos : {false, true}) {
+    params.ignore_eos = ignore_eos;
+    expect_law(processed_law(kFour, params), {0, 2 / 3., 1 / 3., 0});
+    const Response enough(params, {0}, {1, 1});
+    EXPECT_EQ(draw_one(kFour, enough.state, 0.999f).record.token, 3);
+  }
+}
+
 TEST(RowSampler, ListsTheLikeliestWithRanks) {
   std::vector<float> z = random_logits(3000, 2.0f, 21);
   z[7] = z[9] = z[2000] = 20.0f;  // ties
@@ -465,7 +482,7 @@ TEST(RowSampler, DrawsFollowTheExactLawForEachFilter) {
 
 // The trainer's full-vocabulary log-probability minus the kept mass is what the token was drawn by:
 // with it the importance ratio averages to one over draws, without it it is biased by the mass.
-TEST(RolloutComplaints, kept_mass_corrects_ratio) {
+TEST(Regression, kept_mass_corrects_ratio) {
   std::vector<float> z = random_logits(2000, 1.5f, 31);
   for (const auto& params : {with([](auto& p) { p.top_p = 0.8; }),
                              with([](auto& p) { p.top_k = 20; }),

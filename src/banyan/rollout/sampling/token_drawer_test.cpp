@@ -276,7 +276,7 @@ TEST(TokenDrawer, PlainOperatorsDrawTheSameLaw) {
 }
 
 // Whatever the parameters, each drawn id comes with finite raw and processed log-probabilities.
-TEST(RolloutComplaints, every_id_has_logprob) {
+TEST(TokenDrawer, EveryTokenHasItsLogprob) {
   const c10::InferenceMode inference;
   std::vector<SamplingParams> all;
   for (int32_t r = 0; r < 60; ++r) all.push_back(params_of(r));

@@ -3,6 +3,7 @@
 // (rollout specification, section 4). In pages; E is schedule/length_estimate.h.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "banyan/core/error.h"
 #include "banyan/rollout/schedule/scheduler.h"
@@ -86,12 +87,16 @@ void Scheduler::enter(Group& group) {
   if (group.seniority >= 0) return;
   queue_.erase(group);
   group.seniority = num_entered_++;
+  if (group.unit) {
+    std::erase(group.unit->queued, &group);
+    if (group.unit->seniority < 0) group.unit->seniority = group.seniority;
+  }
   const auto senior = [&](const Group* a, const Group* b) {
     if (options_.policy == SchedulingPolicy::kPriority &&
         a->request.priority != b->request.priority) {
       return a->request.priority < b->request.priority;
     }
-    return a->seniority < b->seniority;
+    return std::pair(a->lead(), a->seniority) < std::pair(b->lead(), b->seniority);
   };
   started_.insert(std::upper_bound(started_.begin(), started_.end(), &group, senior), &group);
   ranks_changed_ = true;
@@ -123,6 +128,19 @@ Scheduler::Start Scheduler::children_to_start(const Group& group,
   return as_a_whole ? whole : fitting;
 }
 
+// With `pages` for itself: not all of its unit that wait fit beside it, though they would fit half
+// the pool.
+bool Scheduler::waits_for_unit(const Group& group, int64_t pages, const Room& room) const {
+  if (!group.unit || group.seniority >= 0 || group.unit->queued.size() < 2) return false;
+  int64_t total = pages;
+  for (const Group* other : group.unit->queued) {
+    if (other == &group) continue;
+    const int64_t trunk = tree_->cost_of_hold(other->path, other->num_held);
+    total += trunk + children_to_start(*other, trunk, room).pages;
+  }
+  return total > room.pages && 2 * total <= pool_->num_pages();
+}
+
 // False: it does not fit, so nobody after it may start either (but see admit_waiting).
 bool Scheduler::admit_group(Group& group, Room& room, Pass& pass) {
   if (group.num_held == 0 && is_stale(group) && group.num_in(SequenceState::kRunning) == 0) {
@@ -132,7 +150,8 @@ bool Scheduler::admit_group(Group& group, Room& room, Pass& pass) {
       group.holds_trunk() ? 0 : tree_->cost_of_hold(group.path, group.num_held);
   const Start start = children_to_start(group, trunk_cost, room);
   if (!group.holds_trunk()) {
-    if (room.active && trunk_cost + start.pages > room.pages) return false;
+    const int64_t pages = trunk_cost + start.pages;
+    if (room.active && (pages > room.pages || waits_for_unit(group, pages, room))) return false;
     while (!hold_trunk(group, pass)) {
       if (room.active || !reclaim(group, kTrunk, pass)) return false;
     }

@@ -31,7 +31,7 @@ TEST(Regression, no_stale_prefix_after_update) {
   }
 }
 
-TEST(Regression, no_stale_prefix_after_update_under_load) {
+TEST(Scheduler, NewWeightsUnderLoadFindNothingOld) {
   std::mt19937 random(2);
   const std::vector<int32_t> trunk = random_tokens(random, 70);
   for (const bool keep : {false, true}) {
@@ -133,7 +133,7 @@ TEST(Regression, prefix_identity_not_refcount) {
 }
 
 // vllm-project/vllm#22197, sgl-project/sglang#11673: tokens lost on abort.
-TEST(Regression, abort_returns_partials) {
+TEST(Scheduler, AnAbortKeepsTheTokens) {
   std::mt19937 random(6);
   PaperEngine engine({.max_num_seqs = 4}, 24);
   const int32_t running = engine.add(endless(random_tokens(random, 30), 2, 200));
@@ -163,7 +163,7 @@ TEST(Regression, abort_returns_partials) {
 
 // areal-project/AReaL#140, sgl-project/sglang#12099, #32153: an update under load must succeed with
 // requests queued, running, retracted, half prefilled and in host memory.
-TEST(Regression, update_under_load_never_asserts) {
+TEST(Scheduler, ControlCallsInAnyOrder) {
   for (uint32_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);

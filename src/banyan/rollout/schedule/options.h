@@ -25,10 +25,8 @@ struct SchedulerOptions {
   double watermark = 0.0;                 // share of the pages kept free at admission
   double conservativeness = 1.0;          // times the expected length of a response
   SchedulingPolicy policy = SchedulingPolicy::kGroup;
-  int32_t max_num_queued_reqs = 0;    // waiting groups; 0: any
-  int64_t max_num_queued_tokens = 0;  // their prompt tokens; 0: any
-  double starve_seconds = 2.0;        // see kGroup
-  int64_t page_bytes = 0;             // of the pool: for messages and for the cost of a spill
+  double starve_seconds = 2.0;    // see kGroup
+  int64_t page_bytes = 0;         // of the pool: for messages and for the cost of a spill
   int32_t host_pages = 0;         // pages that fit in host memory beside a device; 0: never spill
   std::function<double()> now{};  // seconds on a monotone clock; empty: the machine's
 };

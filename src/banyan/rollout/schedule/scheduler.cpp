@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <utility>
 
 #include "banyan/core/error.h"
@@ -31,6 +30,28 @@ int32_t pages_of_one(int32_t prompt_length, int32_t max_new) {
          prompt_length / kPageTokens;
 }
 
+void check_fits(int32_t prompt_length, int32_t max_new, int32_t num_pages, int64_t page_bytes) {
+  const int64_t needed = pages_of_one(prompt_length, max_new);
+  if (num_pages == 0 || needed <= num_pages) return;
+  const int64_t bytes = std::max<int64_t>(page_bytes, 1);
+  const char* unit = page_bytes > 0 ? " bytes" : " pages";
+  throw RequestError(
+      400,
+      "max_tokens",
+      detail::concat("[rollout] kv pool: a prompt of ",
+                     prompt_length,
+                     " tokens with ",
+                     max_new,
+                     " new ones can never fit: wanted ",
+                     needed * bytes,
+                     unit,
+                     ", got a pool of ",
+                     num_pages * bytes,
+                     unit,
+                     "; raise kv_cache_memory_bytes (or gpu_memory_utilization) or lower the "
+                     "number of new tokens (max_tokens, response_length)"));
+}
+
 Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(with_clock(options)),
       pool_(std::make_unique<PagePool>(0)),
@@ -41,10 +62,9 @@ Scheduler::Scheduler(const SchedulerOptions& options)
 
 // --- groups ---
 
-void Scheduler::check_fits(const GroupRequest& request) {
+void Scheduler::check_fits(const GroupRequest& request) const {
   const int32_t length = static_cast<int32_t>(request.prompt.size());
   if (!options_.chunked_prefill && length > options_.max_num_batched_tokens) {
-    ++counters_.rejected;
     throw RequestError(400,
                        "prompt",
                        detail::concat("[rollout] prompt: wanted at most max_num_batched_tokens = ",
@@ -53,63 +73,13 @@ void Scheduler::check_fits(const GroupRequest& request) {
                                       length,
                                       "; raise it or set enable_chunked_prefill"));
   }
-  const int64_t needed = pages_of_one(length, request.max_new);
-  if (capacity_ == 0 || needed <= capacity_) return;
-  ++counters_.rejected;
-  const int64_t bytes = std::max<int64_t>(options_.page_bytes, 1);
-  const char* unit = options_.page_bytes > 0 ? " bytes" : " pages";
-  throw RequestError(
-      400,
-      "max_tokens",
-      detail::concat("[rollout] kv pool: a prompt of ",
-                     length,
-                     " tokens with ",
-                     request.max_new,
-                     " new ones can never fit: wanted ",
-                     needed * bytes,
-                     unit,
-                     ", got a pool of ",
-                     capacity_ * bytes,
-                     unit,
-                     "; raise gpu_memory_utilization (or kv_bytes) or lower response_length"));
-}
-
-void Scheduler::check_queue(const GroupRequest& request) {
-  if (closed_) return;
-  const bool full =
-      options_.max_num_queued_reqs > 0 && queue_.size() >= options_.max_num_queued_reqs;
-  const int64_t tokens = queue_.prompt_tokens() + static_cast<int64_t>(request.prompt.size());
-  const bool long_queue =
-      options_.max_num_queued_tokens > 0 && tokens > options_.max_num_queued_tokens;
-  if (!full && !long_queue) return;
-  ++counters_.rejected;
-  // A place is free when a group has ended; nobody knows before the first has.
-  const double retry_after = std::clamp(std::ceil(seconds_per_group_), 1.0, 60.0);
-  if (full) {
-    throw RequestError(503,
-                       "",
-                       detail::concat("[rollout] queue: wanted fewer than max_num_queued_reqs = ",
-                                      options_.max_num_queued_reqs,
-                                      " waiting requests, got ",
-                                      queue_.size(),
-                                      "; try again later"),
-                       retry_after);
-  }
-  throw RequestError(503,
-                     "",
-                     detail::concat("[rollout] queue: wanted at most max_num_queued_tokens = ",
-                                    options_.max_num_queued_tokens,
-                                    " waiting prompt tokens, got ",
-                                    tokens,
-                                    "; try again later"),
-                     retry_after);
+  rollout::check_fits(length, request.max_new, capacity_, options_.page_bytes);
 }
 
 int32_t Scheduler::add(GroupRequest request) {
   BANYAN_ASSERT(!request.prompt.empty() && request.n >= 1 && request.max_new >= 0,
                 "scheduler: added a group of nothing");
   check_fits(request);
-  check_queue(request);
   int32_t id = static_cast<int32_t>(groups_.size());
   if (free_ids_.empty()) {
     groups_.emplace_back();
@@ -125,10 +95,24 @@ int32_t Scheduler::add(GroupRequest request) {
   group.sequences.resize(group.request.n);
   group.source = lengths_.source(group.request.source);
   num_unfinished_ += group.size();
+  join_unit(group);
   insert_again(group);
   queue_.push(group);
   sorted_revision_ = -1;
   return id;
+}
+
+// Those that come later than starve_seconds after the first are a unit of their own, so that nobody
+// keeps a place in the queue for good.
+void Scheduler::join_unit(Group& group) {
+  if (group.request.group_id.empty() || options_.policy != SchedulingPolicy::kGroup) return;
+  std::weak_ptr<Unit>& known = units_[group.request.group_id];
+  group.unit = known.lock();
+  if (!group.unit || now() - group.unit->opened > options_.starve_seconds) {
+    group.unit = std::make_shared<Unit>(Unit{.arrival = group.arrival, .opened = now()});
+    known = group.unit;
+  }
+  group.unit->queued.push_back(&group);
 }
 
 void Scheduler::append(int32_t group, int32_t child, int32_t token) {
@@ -161,6 +145,7 @@ void Scheduler::end_group(Group& group) {
   group.path.clear();
   if (group.seniority < 0) {
     queue_.erase(group);
+    if (group.unit) std::erase(group.unit->queued, &group);
   } else {
     started_.erase(std::find(started_.begin(), started_.end(), &group));
     ranks_changed_ = true;
@@ -182,7 +167,10 @@ void Scheduler::drop(int32_t id) {
 
 void Scheduler::forget(int32_t id) {
   BANYAN_ASSERT(at(id).finished(), "scheduler: forgot a group with work left");
+  const std::string unit = at(id).unit ? at(id).request.group_id : "";
   groups_[id].reset();
+  const auto known = units_.find(unit);
+  if (known != units_.end() && known->second.expired()) units_.erase(known);
   free_ids_.push_back(id);
 }
 

@@ -44,6 +44,10 @@ namespace banyan::rollout {
 // Pages that the first response of a prompt needs while nothing else runs.
 int32_t pages_of_one(int32_t prompt_length, int32_t max_new);
 
+// A group must fit the pool by itself, one response at a time: throws RequestError 400 if it never
+// can. A pool of no pages is not known yet.
+void check_fits(int32_t prompt_length, int32_t max_new, int32_t num_pages, int64_t page_bytes);
+
 // Why a response ends; lengths are learned from the first kind only.
 enum class Ended : uint8_t { kByItself, kAborted };
 
@@ -61,7 +65,6 @@ struct SchedulerCounters {
   int64_t spilled_pages = 0;
   int64_t restored_pages = 0;
   int64_t evicted_pages = 0;
-  int64_t rejected = 0;        // requests refused by add
   int64_t dropped_groups = 0;  // ended by drop before all their responses did
 };
 
@@ -71,9 +74,8 @@ class Scheduler {
   explicit Scheduler(const SchedulerOptions& options);
 
   // --- groups ---
-  // Takes a group; its id is valid until forget(). Throws RequestError: 400 if it can never fit
-  // (the pool, or a pass without chunked prefill), 503 with retry_after if the queue is full (not
-  // while it is closed).
+  // Takes a group; its id is valid until forget(). Throws RequestError 400 if it can never fit (the
+  // pool, or a pass without chunked prefill). How many may wait is the caller's to decide.
   int32_t add(GroupRequest request);
   const Group& group(int32_t id) const { return *groups_[id]; }
   // A token drawn for a child.
@@ -98,7 +100,7 @@ class Scheduler {
   std::span<const int32_t> pages_of(const Run& run) const;
 
   // --- control; all succeed in any state, between passes ---
-  // No more groups are to come: longest first, and the queue has no limit. false: open again.
+  // No more groups are to come: longest first. false: open again.
   void close_queue(bool closed);
   // Puts everything that runs back in the queue, without pages; tokens are kept. The number of
   // responses.
@@ -127,6 +129,8 @@ class Scheduler {
   int32_t num_used_pages() const;
   int32_t num_cached_pages() const { return tree_->num_cached(); }
   SchedulerCounters counters() const;
+  // Between the ends of groups, lately; 0 before the second.
+  double seconds_per_group() const { return seconds_per_group_; }
   const LengthEstimate& lengths() const { return lengths_; }
   const PagePool& pool() const { return *pool_; }
   const PagePool& host() const { return host_; }
@@ -153,8 +157,8 @@ class Scheduler {
   double now() const { return options_.now(); }
 
   // scheduler.cpp
-  void check_fits(const GroupRequest& request);
-  void check_queue(const GroupRequest& request);
+  void check_fits(const GroupRequest& request) const;
+  void join_unit(Group& group);
   void end_group(Group& group);
   void insert_again(Group& group);
   void insert_all_again();
@@ -183,6 +187,7 @@ class Scheduler {
   void admit(Pass& pass);
   void admit_waiting(Room& room, Pass& pass);
   Start children_to_start(const Group& group, int64_t trunk_cost, const Room& room) const;
+  bool waits_for_unit(const Group& group, int64_t pages, const Room& room) const;
   bool admit_group(Group& group, Room& room, Pass& pass);
   bool admit_children(Group& group, Room& room, Pass& pass);
   bool start_child(Group& group, int32_t child, Pass& pass);
@@ -212,9 +217,10 @@ class Scheduler {
   std::vector<std::unique_ptr<Group>> groups_;  // by id; null: free
   std::vector<int32_t> free_ids_;
   std::vector<Group*> started_;  // admitted and unfinished, senior first
-  std::unordered_map<int32_t, std::vector<int32_t>> undrawn_;  // end of the path: groups that hold
-                                                               // it and wait for their first draw
-  int32_t num_unfinished_ = 0;                                 // responses
+  std::unordered_map<std::string, std::weak_ptr<Unit>> units_;  // by group_id
+  std::unordered_map<int32_t, std::vector<int32_t>> undrawn_;   // end of the path: groups that hold
+                                                                // it and wait for their first draw
+  int32_t num_unfinished_ = 0;                                  // responses
   int32_t num_running_ = 0;
   int64_t num_added_ = 0;
   int64_t num_entered_ = 0;

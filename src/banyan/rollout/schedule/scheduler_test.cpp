@@ -225,9 +225,9 @@ TEST(Scheduler, AGroupThatCanNeverFitIsRefused) {
   EXPECT_EQ(error.param, "max_tokens");
   EXPECT_STREQ(error.what(),
                "[rollout] kv pool: a prompt of 100 tokens with 1000 new ones can never fit: wanted "
-               "19000 bytes, got a pool of 10000 bytes; raise gpu_memory_utilization (or kv_bytes) "
-               "or lower response_length");
-  EXPECT_EQ(engine.scheduler().counters().rejected, 1);
+               "19000 bytes, got a pool of 10000 bytes; raise kv_cache_memory_bytes (or "
+               "gpu_memory_utilization) or lower the number of new tokens (max_tokens, "
+               "response_length)");
   // The refusal holds while the pool is asleep.
   engine.set_num_pages(0);
   EXPECT_EQ(refusal([&] { engine.add(std::vector<int32_t>(100, 1), 1, 1000); }).code, 400);
@@ -235,23 +235,12 @@ TEST(Scheduler, AGroupThatCanNeverFitIsRefused) {
   EXPECT_EQ(refusal([&] { whole.add(std::vector<int32_t>(51, 1), 1, 1); }).param, "prompt");
 }
 
-TEST(Scheduler, AFullQueueSaysWhenToComeBack) {
-  PaperEngine engine({.max_num_seqs = 1, .max_num_queued_reqs = 2, .max_num_queued_tokens = 100},
-                     100);
-  engine.add(std::vector<int32_t>(50, 1), 1, 10);
-  ASSERT_TRUE(engine.step());  // runs: not in the queue any more
-  engine.add(std::vector<int32_t>(50, 2), 1, 10);
-  const RequestError tokens = refusal([&] { engine.add(std::vector<int32_t>(51, 3), 1, 10); });
-  EXPECT_EQ(tokens.code, 503);
-  EXPECT_GE(tokens.retry_after, 1.0);
-  engine.add(std::vector<int32_t>(50, 4), 1, 10);
-  const RequestError requests = refusal([&] { engine.add({5}, 1, 10); });
-  EXPECT_EQ(requests.code, 503);
-  EXPECT_NE(std::string(requests.what()).find("max_num_queued_reqs = 2"), std::string::npos);
-  EXPECT_EQ(engine.scheduler().counters().rejected, 2);
-  engine.scheduler().close_queue(true);
-  engine.add({5}, 1, 10);  // a trainer's batch is never refused
-  engine.run();
+TEST(Scheduler, LearnsHowFastGroupsEnd) {
+  PaperEngine engine({.max_num_seqs = 1}, 100);
+  for (int32_t i = 0; i < 40; ++i) engine.add({i}, 1, 1);
+  EXPECT_EQ(engine.scheduler().seconds_per_group(), 0.0);
+  while (engine.step()) engine.time() += 7.0;
+  EXPECT_NEAR(engine.scheduler().seconds_per_group(), 7.0, 1e-9);
 }
 
 TEST(Scheduler, ReservesWhatResponsesAreExpectedToNeed) {
@@ -340,6 +329,85 @@ TEST(Scheduler, AHeadThatDoesNotFitIsPassedForTwoSecondsOnly) {
     engine.run();
     EXPECT_LT(engine.group(head).seniority, engine.group(late).seniority);
   }
+}
+
+// --- requests with a group_id ---
+
+GroupRequest member(int32_t token, const std::string& group_id, int32_t max_new) {
+  return {.prompt = {token}, .max_new = max_new, .ignore_eos = true, .group_id = group_id};
+}
+
+std::vector<int32_t> ids_in_order_of_end(const PaperEngine& engine) {
+  std::vector<int32_t> ids;
+  for (const auto& [id, child] : engine.ended) ids.push_back(id);
+  return ids;
+}
+
+TEST(Units, MembersHaveOnePlaceInTheQueue) {
+  const auto order = [](SchedulingPolicy policy, double later) {
+    PaperEngine engine({.max_num_seqs = 1, .policy = policy}, 100);
+    engine.add(member(0, "a", 2));
+    engine.add(member(1, "", 2));
+    engine.add(member(2, "b", 2));
+    engine.time() += later;
+    engine.add(member(3, "a", 2));
+    engine.add(member(4, "b", 2));
+    engine.run();
+    return ids_in_order_of_end(engine);
+  };
+  EXPECT_EQ(order(SchedulingPolicy::kGroup, 0.0), (std::vector<int32_t>{0, 3, 1, 2, 4}));
+  EXPECT_EQ(order(SchedulingPolicy::kGroup, 1.9), (std::vector<int32_t>{0, 3, 1, 2, 4}));
+  // Who comes later is a unit of its own: nobody keeps a place for good.
+  EXPECT_EQ(order(SchedulingPolicy::kGroup, 2.1), (std::vector<int32_t>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(order(SchedulingPolicy::kFcfs, 0.0), (std::vector<int32_t>{0, 1, 2, 3, 4}));
+}
+
+TEST(Units, MembersAreAdmittedTogether) {
+  // Sixteen pages, eleven and a tail for what runs: one member of three pages and a tail fits
+  // beside it, two do not. Half the pool would hold both, so neither starts.
+  const auto running = [](const std::string& first, const std::string& second) {
+    PaperEngine engine({}, 16);
+    engine.add(member(1, "", 64 * 11));
+    engine.step();
+    engine.step();
+    engine.add(member(2, first, 64 * 3));
+    engine.add(member(3, second, 64 * 3));
+    engine.step();
+    engine.step();
+    const int32_t count = engine.scheduler().num_running();
+    engine.run();
+    return count;
+  };
+  EXPECT_EQ(running("", ""), 2);
+  EXPECT_EQ(running("a", "a"), 1);
+  EXPECT_EQ(running("a", "b"), 2);
+}
+
+TEST(Units, MembersGiveWayTogether) {
+  PaperEngine engine({.conservativeness = 0.01}, 100);
+  const int32_t a = engine.add(member(1, "a", 100));
+  const int32_t other = engine.add(member(2, "", 100));
+  engine.step();
+  const int32_t later = engine.add(member(3, "a", 100));
+  engine.step();
+  EXPECT_LT(engine.group(other).seniority, engine.group(later).seniority);
+  EXPECT_EQ(engine.group(later).lead(), engine.group(a).lead());
+  EXPECT_LT(engine.group(later).lead(), engine.group(other).lead());
+  engine.run();
+}
+
+TEST(Units, AreForgottenWithTheirLastMember) {
+  PaperEngine engine({.max_num_seqs = 1}, 100);
+  const int32_t first = engine.add(member(1, "a", 2));
+  const int32_t second = engine.add(member(2, "a", 2));
+  engine.abort(second, 0);  // in the queue
+  engine.run();
+  engine.forget(first);
+  engine.forget(second);
+  const int32_t other = engine.add(member(3, "", 2));
+  const int32_t again = engine.add(member(4, "a", 2));
+  engine.run();
+  EXPECT_LT(engine.group(other).seniority, engine.group(again).seniority);
 }
 
 TEST(Scheduler, FcfsAndPriorityOrders) {
@@ -590,15 +658,17 @@ TEST(Scheduler, AResponseWhoseTwinIsAheadStillComputesItsLastToken) {
 
 // --- ends ---
 
-TEST(Scheduler, AGroupMayHaveEnough) {
+TEST(Scheduler, ADroppedGroupIsCounted) {
   PaperEngine engine({.max_num_seqs = 2}, 100);
-  const int32_t id = engine.add(
-      GroupRequest{.prompt = {1, 2}, .n = 6, .max_new = 8, .ignore_eos = true, .enough = 3});
-  while (!engine.group(id).has_enough()) ASSERT_TRUE(engine.step());
+  const int32_t id =
+      engine.add(GroupRequest{.prompt = {1, 2}, .n = 6, .max_new = 8, .ignore_eos = true});
+  while (engine.group(id).num_finished < 3) ASSERT_TRUE(engine.step());
   engine.drop(id);
   EXPECT_TRUE(engine.scheduler().idle());
   EXPECT_EQ(engine.scheduler().counters().dropped_groups, 1);
   engine.check_responses(id);
+  engine.drop(id);  // again: no effect
+  EXPECT_EQ(engine.scheduler().counters().dropped_groups, 1);
 }
 
 TEST(Scheduler, IdsAreUsedAgain) {

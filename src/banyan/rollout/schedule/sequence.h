@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,10 +26,20 @@ struct GroupRequest {
   int32_t max_new = 0;        // tokens that a response may have; 0: only the prompt is computed
   bool ignore_eos = false;    // every response will have max_new tokens
   bool score_prompt = false;  // rows of the whole prompt are wanted: the cache is not read
-  int32_t enough = 0;         // responses after which the others may be dropped; 0: n
   int32_t priority = 0;       // lower first
   std::string salt{};         // prefixes are shared under equal salts only
   std::string source{};       // data source, for the expected length
+  std::string group_id{};     // see Request; empty: by itself
+};
+
+struct Group;
+
+// Requests that are scheduled as one (GroupRequest::group_id).
+struct Unit {
+  int64_t arrival = 0;     // of the first
+  double opened = 0.0;     // when that was
+  int64_t seniority = -1;  // of the one admitted first; -1: none was
+  std::vector<const Group*> queued{};
 };
 
 enum class SequenceState : uint8_t {
@@ -53,6 +64,7 @@ struct Group {
   int32_t id = 0;
   int64_t arrival = 0;
   GroupRequest request;
+  std::shared_ptr<Unit> unit;  // null: by itself
   std::vector<Sequence> sequences;
 
   PrefixTree::Path path;
@@ -88,8 +100,9 @@ struct Group {
                                       : sequence.response[position - prompt_length()];
   }
   bool finished() const { return num_finished == size(); }
-  // GroupRequest::enough responses have ended.
-  bool has_enough() const { return request.enough > 0 && num_finished >= request.enough; }
+  // Its place in the queue, and among those admitted.
+  int64_t place() const { return unit ? unit->arrival : arrival; }
+  int64_t lead() const { return unit ? unit->seniority : seniority; }
 };
 
 }  // namespace banyan::rollout

@@ -16,6 +16,7 @@ struct Arrival {
   int32_t n = 1;
   int32_t max_new = 1;
   int32_t priority = 0;
+  std::string group_id;
   int32_t abort_at = -1;  // pass; -1: never
   int32_t abort_child = 0;
 };
@@ -37,6 +38,7 @@ class Trace {
       arrival.n = pick(1, 5);
       arrival.max_new = pick(1, 200);
       arrival.priority = pick(0, 2);
+      if (i % 2 == 1) arrival.group_id = i % 4 == 1 ? "a" : "b";
       arrival.pass = pass;
       pass += pick(0, 2) * pick(0, 40);
       if (pick(0, 4) == 0) {
@@ -116,8 +118,11 @@ Outcome run_engine(Trace& trace, const SchedulerOptions& options, int32_t pages,
         trace,
         pass,
         [&](const Arrival& a) {
-          const int32_t id = engine.add(GroupRequest{
-              .prompt = a.prompt, .n = a.n, .max_new = a.max_new, .priority = a.priority});
+          const int32_t id = engine.add(GroupRequest{.prompt = a.prompt,
+                                                     .n = a.n,
+                                                     .max_new = a.max_new,
+                                                     .priority = a.priority,
+                                                     .group_id = a.group_id});
           EXPECT_EQ(id, num_groups++);
         },
         [&](int32_t group, int32_t child) { engine.abort(group, child); });

@@ -8,6 +8,7 @@ bool WaitingQueue::before(const Group& a, const Group& b) const {
   if (policy_ == SchedulingPolicy::kPriority && a.request.priority != b.request.priority) {
     return a.request.priority < b.request.priority;
   }
+  if (a.place() != b.place()) return a.place() < b.place();
   return a.arrival < b.arrival;
 }
 

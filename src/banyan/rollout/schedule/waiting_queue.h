@@ -20,7 +20,7 @@ class WaitingQueue {
   void erase(const Group& group);
   // Longest expected response first, then neighbours in the prefix tree, then arrival.
   void sort_longest_first(const std::function<int32_t(const Group&)>& expected);
-  // By arrival, or by priority: what push keeps.
+  // By arrival (a unit by that of its first), or by priority: what push keeps.
   void sort_by_arrival();
 
   // In order.
