@@ -116,9 +116,9 @@ def test_config_explain_and_show(capsys):
     assert "default: 1e-06" in out
     assert (
         "verl's default: false"
-        in run(["config", "explain", "actor_rollout_ref.actor.fsdp_config.param_offload"], capsys)[
-            1
-        ]
+        in run(
+            ["config", "explain", "actor_rollout_ref.actor.fsdp_config.use_orig_params"], capsys
+        )[1]
     )
     assert (
         "actor_rollout_ref.rollout.val_kwargs.n"

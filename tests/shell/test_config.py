@@ -59,10 +59,13 @@ def test_a_published_command_of_verl_runs_unchanged():
     )
     assert config["actor_rollout_ref.actor.optim.lr"] == 1e-6
     assert config["actor_rollout_ref.rollout.response_length"] == 1024
-    assert "fsdp_config" not in config.tree["actor_rollout_ref"]["actor"]
+    assert config["actor_rollout_ref.model.enable_gradient_checkpointing"] is True
+    assert config["actor_rollout_ref.actor.fsdp_config.param_offload"] is False
+    assert config["actor_rollout_ref.ref.fsdp_config.param_offload"] is True
     said = "\n".join(config.notes)
     assert "actor_rollout_ref.rollout.name=vllm" in said
-    assert said.count("moves idle tensors") == 1  # one line for actor and reference together
+    reasons = [note.split(": equivalent, ")[1] for note in config.notes if ": equivalent, " in note]
+    assert len(reasons) == len(set(reasons)) > 1  # one line for all keys of one reason
 
 
 def test_a_plus_before_any_honoured_key_sets_it():
@@ -265,3 +268,18 @@ def test_types_convert_and_refuse():
             types.check(types.parse(spec), value)
     with pytest.raises(ValueError, match="unknown type"):
         types.parse("number")
+
+
+def test_recompute_takes_the_names_of_verls_first_megatron_files():
+    override = "actor_rollout_ref.actor.megatron.override_transformer_config"
+    config = tree_of(
+        "+actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_granularity=full",
+        "+actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_method=block",
+        "+critic.model.gradient_checkpointing_kwargs.activations_checkpoint_num_layers=2",
+    )
+    assert config[f"{override}.recompute_granularity"] == "full"
+    assert config[f"{override}.recompute_method"] == "block"
+    assert config["critic.megatron.override_transformer_config.recompute_num_layers"] == 2
+    assert "wanted one of full, selective or null, got half" in error_of(
+        f"+{override}.recompute_granularity=half"
+    )

@@ -41,6 +41,7 @@ def core_keys() -> set[str]:
         "FinetuneTrainerConfig": "trainer",
         "ModelConfig": "model",
         "OptimConfig": "optim",
+        "FsdpConfig": "engine",
     }
     keys = {f"{node}.{field}" for name, node in nodes.items() for field in structs[name]}
     text = (folder / "finetune_config.h").read_text()

@@ -32,14 +32,28 @@ OWN = {
 FIELD_KEYS = {
     "ref_model_path": "actor_rollout_ref.ref.model.path",
     "critic_model_path": "critic.model.path",
+    "ref_fsdp_param_offload": "actor_rollout_ref.ref.fsdp_config.param_offload",
+    "ref_megatron_param_offload": "actor_rollout_ref.ref.megatron.param_offload",
+    "critic_gradient_checkpointing": "critic.model.enable_gradient_checkpointing",
     "sharing_margin": "actor_rollout_ref.sharing.margin",
     "train_batch_size": "data.train_batch_size",
     "max_prompt_length": "data.max_prompt_length",
     "kernels": "banyan.kernels",
+    "offload_dir": "banyan.offload_dir",
     "force_old_log_prob": "banyan.force_old_log_prob",
     "partial_rollout": "banyan.partial_rollout",
     "max_nonfinite_steps": "banyan.max_nonfinite_steps",
     "max_failed_frac": "banyan.reward.max_failed_frac",
+}
+# Structs that stand under a node of the actor and one of the critic.
+OF_TWO_ROLES = {
+    "OptimConfig": ("actor_rollout_ref.actor.optim", "critic.optim"),
+    "FsdpConfig": ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp"),
+    "MegatronConfig": ("actor_rollout_ref.actor.megatron", "critic.megatron"),
+    "RecomputeConfig": tuple(
+        f"{role}.megatron.override_transformer_config"
+        for role in ("actor_rollout_ref.actor", "critic")
+    ),
 }
 FILLED_BY_THE_SHELL = {"num_train_rows", "stop_ids"}
 # Fields that are structs of their own.
@@ -52,6 +66,9 @@ STRUCTS = {
     "pf_ppo",
     "filter_groups",
     "rollout_correction",
+    "fsdp",
+    "megatron",
+    "recompute",
 }
 
 
@@ -68,9 +85,13 @@ def core_keys() -> set[str]:
         if name == "SamplingConfig":
             nodes = ["actor_rollout_ref.rollout", "actor_rollout_ref.rollout.val_kwargs"]
             keys |= {f"{node}.{field}" for node in nodes for field in fields}
-        elif name == "OptimConfig":
-            nodes = ["actor_rollout_ref.actor.optim", "critic.optim"]
-            keys |= {f"{node}.{field}" for node in nodes for field in fields}
+        elif name in OF_TWO_ROLES:
+            keys |= {
+                f"{node}.{field}"
+                for node in OF_TWO_ROLES[name]
+                for field in fields
+                if field not in STRUCTS
+            }
         elif name == "Config":
             keys |= {FIELD_KEYS[field] for field in fields if field in FIELD_KEYS}
         else:

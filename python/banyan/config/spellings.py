@@ -17,6 +17,17 @@ _OVERRIDE = "override_transformer_config"
 _SPELLINGS = {
     "actor_rollout_ref.model.megatron": f"{_ACTOR}.megatron",
     f"{_ACTOR}.context_parallel_size": f"{_ACTOR}.megatron.context_parallel_size",
+    # Recompute in verl's first Megatron configurations.
+    **{
+        f"{model}.gradient_checkpointing_kwargs.activations_checkpoint_{key}": (
+            f"{role}.megatron.{_OVERRIDE}.recompute_{key}"
+        )
+        for model, role in (
+            ("actor_rollout_ref.model", _ACTOR),
+            ("critic.model", "critic"),
+        )
+        for key in ("granularity", "method", "num_layers")
+    },
 }
 _TWO_HOMES = ("context_parallel_size", "sequence_parallel", "use_distributed_optimizer")
 _TWO_NAMES = ("fused_permute_unpermute", "use_fused_moe_token_permute_and_unpermute")
@@ -66,7 +77,7 @@ def apply(leaves: dict[str, Any]) -> list[str]:
 
 
 def _check_equal(leaves: dict[str, Any], name: str, value: Any, other: str) -> None:
-    if name in leaves and leaves[name] != value:
+    if leaves.get(name) not in (None, value):
         raise UserError(
             f"{name} and {other}: wanted one value, got {_show(leaves[name])} and {_show(value)}"
         )

@@ -13,6 +13,28 @@ namespace banyan {
 
 struct ModelConfig {  // actor_rollout_ref.model
   std::string path;   // HF directory
+  bool enable_gradient_checkpointing;
+};
+
+struct RecomputeConfig {  // actor_rollout_ref.actor.megatron.override_transformer_config
+  std::optional<std::string> recompute_granularity;  // full | selective
+  std::optional<std::string> recompute_method;       // uniform | block
+  std::optional<int64_t> recompute_num_layers;
+  std::vector<std::string> recompute_modules;
+};
+
+struct MegatronConfig {  // actor_rollout_ref.actor.megatron, critic.megatron
+  bool param_offload;
+  bool grad_offload;
+  bool optimizer_offload;
+  RecomputeConfig recompute;
+};
+
+struct FsdpConfig {  // actor_rollout_ref.actor.fsdp_config, critic.fsdp
+  bool param_offload;
+  bool grad_offload;
+  bool optimizer_offload;
+  bool offload_policy;  // all three
 };
 
 struct SharingConfig {  // actor_rollout_ref.sharing
@@ -55,8 +77,9 @@ struct ActorConfig {                                    // actor_rollout_ref.act
   int64_t ppo_mini_batch_size;                          // prompts; times rollout.n samples
   std::optional<int64_t> ppo_micro_batch_size_per_gpu;  // samples that end in one block
   bool use_dynamic_bsz;
-  int64_t ppo_max_token_len_per_gpu;  // tokens of one block, when use_dynamic_bsz or no micro-batch
-                                      // size is set
+  // Tokens of one block, when use_dynamic_bsz or no micro-batch size is set; empty: what the free
+  // memory holds (train/token_budget.h).
+  std::optional<int64_t> ppo_max_token_len_per_gpu;
   int64_t ppo_epochs;
   bool shuffle;
   uint64_t data_loader_seed;
@@ -75,6 +98,8 @@ struct ActorConfig {                                    // actor_rollout_ref.act
   double kl_loss_coef;
   std::string kl_loss_type;
   OptimConfig optim;
+  FsdpConfig fsdp;
+  MegatronConfig megatron;
 };
 
 struct CriticConfig {          // critic
@@ -82,7 +107,7 @@ struct CriticConfig {          // critic
   int64_t ppo_mini_batch_size;
   std::optional<int64_t> ppo_micro_batch_size_per_gpu;
   bool use_dynamic_bsz;
-  int64_t ppo_max_token_len_per_gpu;
+  std::optional<int64_t> ppo_max_token_len_per_gpu;
   int64_t ppo_epochs;
   bool shuffle;
   uint64_t data_loader_seed;
@@ -90,6 +115,8 @@ struct CriticConfig {          // critic
   std::optional<std::string> loss_agg_mode;  // empty: token-mean
   std::optional<double> loss_scale_factor;
   OptimConfig optim;
+  FsdpConfig fsdp;
+  MegatronConfig megatron;
 };
 
 struct SamplingConfig {  // actor_rollout_ref.rollout and its val_kwargs
@@ -196,12 +223,15 @@ struct TrainerConfig {  // trainer
 struct Config {
   ModelConfig model;
   std::optional<std::string>
-      ref_model_path;  // actor_rollout_ref.ref.model.path; the actor's start otherwise
+      ref_model_path;               // actor_rollout_ref.ref.model.path; the actor's start otherwise
+  bool ref_fsdp_param_offload;      // actor_rollout_ref.ref.fsdp_config.param_offload
+  bool ref_megatron_param_offload;  // actor_rollout_ref.ref.megatron.param_offload
   SharingConfig sharing;
   double sharing_margin;  // actor_rollout_ref.sharing.margin: auto shares if it saves this share
   ActorConfig actor;
   CriticConfig critic;
   std::optional<std::string> critic_model_path;  // critic.model.path; the actor's otherwise
+  bool critic_gradient_checkpointing;            // critic.model.enable_gradient_checkpointing
   RolloutConfig rollout;
   EngineConfig engine;
   AlgorithmConfig algorithm;
@@ -212,8 +242,9 @@ struct Config {
   int64_t num_train_rows;         // filled by the shell: rows after filtering
   std::vector<int32_t> stop_ids;  // filled by the shell: EOS ids of tokenizer and generation config
   std::string kernels;            // banyan.kernels: native | aten
-  bool force_old_log_prob;        // banyan.force_old_log_prob: always run the old-log-prob pass
-  bool partial_rollout;           // banyan.partial_rollout: what over_sample_rate cut off goes on
+  std::optional<std::string> offload_dir;  // banyan.offload_dir: folder of what is offloaded
+  bool force_old_log_prob;      // banyan.force_old_log_prob: always run the old-log-prob pass
+  bool partial_rollout;         // banyan.partial_rollout: what over_sample_rate cut off goes on
   int64_t max_nonfinite_steps;  // banyan.max_nonfinite_steps: stop after that many skipped updates
                                 // in a row
   double max_failed_frac;       // banyan.reward.max_failed_frac

@@ -16,7 +16,7 @@ struct FinetuneDataConfig {  // data
   int64_t train_batch_size;  // rows of one optimizer step
   int64_t micro_batch_size_per_gpu;
   bool use_dynamic_bsz;
-  int64_t max_token_len_per_gpu;
+  std::optional<int64_t> max_token_len_per_gpu;  // empty: what the free memory holds
 };
 
 struct PreferenceConfig {  // preference
@@ -47,16 +47,18 @@ struct FinetuneTrainerConfig {  // trainer
 struct FinetuneConfig {
   ModelConfig model;  // model.path
   FinetuneDataConfig data;
+  FsdpConfig engine;
   std::string dtype;                           // engine.dtype: bfloat16 | float32
   OptimConfig optim;                           // optim
   SharingConfig sharing;                       // sharing
   double sharing_margin;                       // sharing.margin
   std::optional<PreferenceConfig> preference;  // empty: SFT
   FinetuneTrainerConfig trainer;
-  std::string kernels;          // banyan.kernels: native | aten
-  int64_t max_nonfinite_steps;  // banyan.max_nonfinite_steps
-  int64_t num_train_rows;       // filled by the shell
-  int64_t num_val_rows;         // filled by the shell; 0: no validation
+  std::string kernels;                     // banyan.kernels: native | aten
+  std::optional<std::string> offload_dir;  // banyan.offload_dir
+  int64_t max_nonfinite_steps;             // banyan.max_nonfinite_steps
+  int64_t num_train_rows;                  // filled by the shell
+  int64_t num_val_rows;                    // filled by the shell; 0: no validation
 };
 
 }  // namespace banyan

@@ -4,11 +4,23 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "banyan/core/error.h"
 #include "banyan/core/profile.h"
 
 namespace banyan {
+namespace {
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl();
+}
+
+std::unordered_set<c10::StorageImpl*> unique(const std::vector<c10::StorageImpl*>& storages) {
+  return {storages.begin(), storages.end()};
+}
+
+}  // namespace
 
 int64_t ParamTable::add(std::string name, at::Tensor master) {
   BANYAN_ASSERT(!contains(name), "parameter '", name, "' registered twice");
@@ -17,8 +29,8 @@ int64_t ParamTable::add(std::string name, at::Tensor master) {
   return static_cast<int64_t>(params_.size()) - 1;
 }
 
-void ParamTable::on_repack(std::function<void()> repack, TakeMemory take) {
-  forms_.push_back({std::move(repack), std::move(take)});
+void ParamTable::on_repack(std::function<void()> repack, EachTensor tensors) {
+  forms_.push_back({std::move(repack), std::move(tensors)});
 }
 
 void ParamTable::on_ensure_grads(std::function<void()> allocate) {
@@ -70,14 +82,55 @@ void ParamTable::repack() {
   has_forms_ = true;
 }
 
+// A form may be the master itself.
 std::vector<c10::Storage> ParamTable::take_forms() {
   std::vector<c10::Storage> out;
   if (!has_forms_) return out;
   has_forms_ = false;
+  std::unordered_set<c10::StorageImpl*> seen = unique(master_storages());
   for (const Form& form : forms_) {
-    if (form.take) form.take(out);
+    if (!form.tensors) continue;
+    form.tensors([&](at::Tensor& tensor) {
+      if (seen.insert(storage_of(tensor)).second) out.push_back(tensor.storage());
+      tensor = at::Tensor();
+    });
   }
   return out;
+}
+
+std::vector<c10::StorageImpl*> ParamTable::master_storages() const {
+  std::vector<c10::StorageImpl*> out;
+  std::unordered_set<c10::StorageImpl*> seen;
+  for (const Param& param : params_) {
+    if (seen.insert(storage_of(param.master)).second) out.push_back(storage_of(param.master));
+  }
+  return out;
+}
+
+std::vector<c10::StorageImpl*> ParamTable::form_storages() const {
+  std::vector<c10::StorageImpl*> out;
+  std::unordered_set<c10::StorageImpl*> seen = unique(master_storages());
+  for (const Form& form : forms_) {
+    if (!form.tensors) continue;
+    form.tensors([&](at::Tensor& tensor) {
+      if (seen.insert(storage_of(tensor)).second) out.push_back(storage_of(tensor));
+    });
+  }
+  return out;
+}
+
+std::vector<c10::StorageImpl*> ParamTable::grad_storages() const {
+  std::vector<c10::StorageImpl*> out;
+  std::unordered_set<c10::StorageImpl*> seen;
+  for (const Param& param : params_) {
+    if (!param.grad.defined()) continue;
+    if (seen.insert(storage_of(param.grad)).second) out.push_back(storage_of(param.grad));
+  }
+  return out;
+}
+
+void ParamTable::rest() {
+  for (const auto& rest : rest_) rest();
 }
 
 // Params may be row ranges of one matrix: a storage that is empty already was another's.

@@ -29,9 +29,9 @@ class ParamTable {
   // Adds a parameter; throws [banyan bug] on a duplicate name. The index is stable.
   int64_t add(std::string name, at::Tensor master);
   // Registers the function that rebuilds one compute form after masters changed and, if the form
-  // has memory of its own, the one that moves that out of the form.
-  using TakeMemory = std::function<void(std::vector<c10::Storage>& out)>;
-  void on_repack(std::function<void()> repack, TakeMemory take = nullptr);
+  // has memory of its own, the one that shows the tensors that it is made of.
+  using EachTensor = std::function<void(const std::function<void(at::Tensor&)>& visit)>;
+  void on_repack(std::function<void()> repack, EachTensor tensors = nullptr);
   // Registers the function that lends a gradient buffer to one or more params (fused matrices).
   void on_ensure_grads(std::function<void()> allocate);
 
@@ -57,16 +57,28 @@ class ParamTable {
   // Memory for the masters, with undefined values.
   void restore_masters();
 
+  // The memory of all masters and, if asked for, of all compute forms, each once. A storage's
+  // memory may be replaced by another of the same size and values.
+  std::vector<c10::StorageImpl*> master_storages() const;
+  std::vector<c10::StorageImpl*> form_storages() const;
+  std::vector<c10::StorageImpl*> grad_storages() const;  // of gradients that are there
+
+  // Registers what is done while masters and gradients are not needed (train/offload.h).
+  void on_rest(std::function<void()> rest) { rest_.push_back(std::move(rest)); }
+  // The masters will not be read for a while, and nobody wants the gradients' values any more.
+  void rest();
+
  private:
   struct Form {
     std::function<void()> repack;
-    TakeMemory take;
+    EachTensor tensors;
   };
   std::vector<Param> params_;
   std::vector<Form> forms_;
   bool has_forms_ = true;
   bool has_masters_ = true;
   std::vector<std::function<void()>> allocate_;
+  std::vector<std::function<void()>> rest_;
 };
 
 }  // namespace banyan

@@ -13,7 +13,7 @@
 #include "banyan/core/attention_context.h"
 #include "banyan/core/device.h"
 #include "banyan/core/param.h"
-#include "banyan/nn/decoder_options.h"
+#include "banyan/nn/activation_bytes.h"
 #include "banyan/ops/linear.h"
 #include "banyan/ops/paged_attention.h"
 #include "banyan/ops/value_head.h"
@@ -41,6 +41,8 @@ class Saved {
  public:
   virtual ~Saved() = default;
   virtual int64_t bytes() const = 0;
+  // Most of these at one time during the backward, with what it computes again.
+  virtual int64_t backward_bytes() const { return bytes(); }
 };
 
 class CausalLM {
@@ -57,6 +59,12 @@ class CausalLM {
                              const at::Tensor& positions,
                              AttentionContext& attention,
                              std::unique_ptr<Saved>* saved) = 0;
+
+  // What forwards with `saved` drop and their backward computes again (nn/recompute.h). Changes no
+  // bit of any result.
+  virtual void set_recompute(const nn::Recompute& /*recompute*/) {}
+  // What one token of a block takes, under that; zeros where nobody knows.
+  virtual nn::ActivationBytes activation_bytes() const { return {}; }
 
   // One pass of the rollout: writes the keys and values of the batch's tokens into the pool and
   // returns the hidden rows [num_wanted, E] that are wanted, after the final norm. The bits of

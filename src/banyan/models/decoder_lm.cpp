@@ -7,6 +7,7 @@ namespace {
 
 struct DecoderSaved final : Saved {
   int64_t bytes() const override { return activations.bytes(); }
+  int64_t backward_bytes() const override { return activations.bytes() + activations.again_bytes; }
   nn::Decoder::Saved activations;
 };
 

@@ -23,6 +23,10 @@ class DecoderLM final : public CausalLM {
                      const at::Tensor& positions,
                      AttentionContext& attention,
                      std::unique_ptr<Saved>* saved) override;
+  void set_recompute(const nn::Recompute& recompute) override {
+    decoder_->set_recompute(recompute);
+  }
+  nn::ActivationBytes activation_bytes() const override { return decoder_->activation_bytes(); }
   at::Tensor infer(ops::KvPool& pool, const ops::PagedBatch& batch) override;
   void backward(std::unique_ptr<Saved> saved,
                 const at::Tensor& grad_hidden,

@@ -102,10 +102,15 @@ at::Tensor Attention::head_backward(const LayerContext& context,
 
 at::Tensor Attention::backward(const LayerContext& context, const at::Tensor& dy, Saved saved) {
   const profile::Scope timed("attention half");
-  at::Tensor grad_out = out_.backward(dy, saved.out.flatten(1)).view(saved.out.sizes());
+  at::Tensor grad_out;
   at::Tensor dqkv;
   {
     const Heads heads = rotated(context, saved.qkv);
+    if (!saved.out.defined()) {
+      saved.out =
+          context.attention.forward(context.layer, heads.q, heads.k, heads.v, scale_, &saved.lse);
+    }
+    grad_out = out_.backward(dy, saved.out.flatten(1)).view(saved.out.sizes());
     AttentionGradients grad = context.attention.backward(
         context.layer, grad_out, heads.q, heads.k, heads.v, saved.out, saved.lse, scale_);
     const Heads raw = split(saved.qkv);

@@ -23,7 +23,8 @@ struct LayerContext {
 
 class Attention {
  public:
-  // Kept from forward for backward; norm outputs, q and k are computed again from these.
+  // Kept from forward for backward; norm outputs, q and k are computed again from these, and so are
+  // out and lse where they are missing.
   struct Saved {
     at::Tensor x;    // [T, E]
     at::Tensor qkv;  // [T, (H + 2K) D], before norm and RoPE

@@ -73,16 +73,37 @@ at::Tensor Decoder::forward(const at::Tensor& ids,
     saved->ids = ids;
     saved->positions = positions;
     saved->layers.resize(layers_.size());
+    saved->again_bytes = activation_bytes().again * ids.numel();
   }
   at::Tensor x = ops::embedding_forward(ids, embedding_.compute());
   for (size_t i = 0; i < layers_.size(); ++i) {
-    Saved::Layer* kept = saved ? &saved->layers[i] : nullptr;
-    const LayerContext context{static_cast<int64_t>(i), positions, rope_, attention};
+    const auto layer = static_cast<int64_t>(i);
+    const int64_t unit = recompute_.unit_of(layer);
+    if (saved && unit == layer) saved->layers[i].attention.x = x;
+    Saved::Layer* kept = saved && unit < 0 ? &saved->layers[i] : nullptr;
+    const LayerContext context{layer, positions, rope_, attention};
     x = layers_[i]->attention.forward(context, x, kept ? &kept->attention : nullptr);
+    if (kept && recompute_.drops_core_attn())
+      kept->attention.out = kept->attention.lse = at::Tensor();
     x = layers_[i]->mlp.forward(x, kept ? &kept->mlp : nullptr);
+    if (kept && recompute_.drops_mlp()) kept->mlp.gate_up = at::Tensor();
   }
   if (saved) saved->x = x;
   return ops::rms_norm_forward(x, norm_.compute(), shape_.norm_eps, options_);
+}
+
+void Decoder::run_again(int64_t first, int64_t end, Saved& saved, AttentionContext& attention) {
+  at::Tensor x = saved.layers[first].attention.x;
+  for (int64_t i = first; i < end; ++i) {
+    const LayerContext context{i, saved.positions, rope_, attention};
+    Saved::Layer& kept = saved.layers[i];
+    x = layers_[i]->attention.forward(context, x, &kept.attention);
+    if (i + 1 < end) {
+      x = layers_[i]->mlp.forward(x, &kept.mlp);
+    } else {
+      kept.mlp.x = x;  // the unit's output is not wanted: its backward makes gate and up
+    }
+  }
 }
 
 void Decoder::backward(Saved saved, const at::Tensor& grad_hidden, AttentionContext& attention) {
@@ -92,6 +113,10 @@ void Decoder::backward(Saved saved, const at::Tensor& grad_hidden, AttentionCont
       grad_hidden, saved.x, norm_.compute(), shape_.norm_eps, norm_.grad(), options_);
   saved.x = at::Tensor();
   for (size_t i = layers_.size(); i-- > 0;) {
+    const int64_t unit = recompute_.unit_of(static_cast<int64_t>(i));
+    if (unit >= 0 && !saved.layers[i].mlp.x.defined()) {
+      run_again(unit, static_cast<int64_t>(i) + 1, saved, attention);
+    }
     const LayerContext context{static_cast<int64_t>(i), saved.positions, rope_, attention};
     dx = layers_[i]->mlp.backward(dx, std::move(saved.layers[i].mlp));
     dx = layers_[i]->attention.backward(context, dx, std::move(saved.layers[i].attention));

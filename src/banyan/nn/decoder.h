@@ -12,8 +12,10 @@
 #include <memory>
 #include <vector>
 
+#include "banyan/nn/activation_bytes.h"
 #include "banyan/nn/attention.h"
 #include "banyan/nn/mlp.h"
+#include "banyan/nn/recompute.h"
 #include "banyan/nn/value_head.h"
 #include "banyan/ops/paged_attention.h"
 
@@ -21,7 +23,8 @@ namespace banyan::nn {
 
 class Decoder {
  public:
-  // Activations of one forward.
+  // Activations of one forward. Of a layer that is computed again, attention.x alone is there, and
+  // only if it is the first of its unit.
   struct Saved {
     struct Layer {
       Attention::Saved attention;
@@ -30,7 +33,8 @@ class Decoder {
     at::Tensor ids;
     at::Tensor positions;
     std::vector<Layer> layers;
-    at::Tensor x;  // input of the final norm
+    at::Tensor x;             // input of the final norm
+    int64_t again_bytes = 0;  // most that the backward computes again and holds at one time
     int64_t bytes() const;
   };
 
@@ -39,6 +43,12 @@ class Decoder {
           const DecoderOptions& shape,
           const ComputeOptions& options,
           bool with_backward);
+
+  // What forwards with `saved` drop from now on. The bits of forward and gradients do not change.
+  void set_recompute(const Recompute& recompute) { recompute_ = recompute; }
+  ActivationBytes activation_bytes() const {
+    return nn::activation_bytes(shape_, options_, recompute_);
+  }
 
   // ids, positions [T] int32 -> hidden [T, E] after the final norm. Without `saved` nothing is
   // kept.
@@ -65,9 +75,12 @@ class Decoder {
     Attention attention;
     Mlp mlp;
   };
+  // Runs the layers [first, end) of a unit again and fills in what their backward needs.
+  void run_again(int64_t first, int64_t end, Saved& saved, AttentionContext& attention);
 
   DecoderOptions shape_;
   ComputeOptions options_;
+  Recompute recompute_;
   RopeTable rope_;
   Weight embedding_;
   std::vector<std::unique_ptr<Layer>> layers_;

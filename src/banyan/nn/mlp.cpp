@@ -45,13 +45,18 @@ void Mlp::fill(kernels::PassLayer& layer) const {
 
 at::Tensor Mlp::backward(const at::Tensor& dy, Saved saved) {
   const profile::Scope timed("feed-forward half");
+  at::Tensor h;
+  if (!saved.gate_up.defined()) {
+    h = ops::rms_norm_forward(saved.x, norm_.compute(), norm_eps_, options_);
+    saved.gate_up = gate_up_.forward(h);
+  }
   at::Tensor dgate_up;
   {
     const at::Tensor dact = down_.backward(dy, ops::swiglu_forward(saved.gate_up, options_));
     dgate_up = ops::swiglu_backward(dact, saved.gate_up, options_);
   }
   saved.gate_up = at::Tensor();
-  const at::Tensor h = ops::rms_norm_forward(saved.x, norm_.compute(), norm_eps_, options_);
+  if (!h.defined()) h = ops::rms_norm_forward(saved.x, norm_.compute(), norm_eps_, options_);
   const at::Tensor dh = gate_up_.backward(dgate_up, h);
   return ops::rms_norm_backward(dh, saved.x, norm_.compute(), norm_eps_, norm_.grad(), options_)
       .add_(dy);

@@ -14,7 +14,7 @@ namespace banyan::nn {
 class Mlp {
  public:
   // Kept from forward for backward; the norm output and silu(gate) * up are computed again from
-  // these.
+  // these, and so is gate_up where it is missing.
   struct Saved {
     at::Tensor x;        // [T, E]
     at::Tensor gate_up;  // [T, 2F]

@@ -62,10 +62,9 @@ Weight::Weight(ParamTable& table,
       [this, options, with_backward] {
         ops::pack_weight(master_, options, with_backward, compute_);
       },
-      [this](std::vector<c10::Storage>& out) {
+      [this](const std::function<void(at::Tensor&)>& visit) {
         for (at::Tensor* form : {&compute_.plain, &compute_.packed, &compute_.packed_t}) {
-          if (form->defined() && !form->is_same(master_)) out.push_back(form->storage());
-          *form = at::Tensor();
+          if (form->defined()) visit(*form);
         }
       });
 }

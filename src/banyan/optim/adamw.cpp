@@ -125,6 +125,7 @@ void AdamW::step(double lr, double grad_scale) {
     } else {
       step_aten(factors, grad_scale, param.grad, param.master, m_[i], v_[i]);
     }
+    if (stepped_) stepped_(param);
   }
 }
 

@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "banyan/core/param.h"
@@ -30,6 +32,9 @@ class AdamW {
   // `grad_scale` (1, or the clip factor). Repacks are the caller's.
   void step(double lr, double grad_scale);
 
+  // Called in each step once a parameter and its moments are done with (train/offload.h).
+  void on_stepped(std::function<void(const Param&)> stepped) { stepped_ = std::move(stepped); }
+
   int64_t num_steps() const { return num_steps_; }
   // State for checkpoints; order of the ParamTable.
   std::vector<at::Tensor>& first_moments() { return m_; }
@@ -42,6 +47,7 @@ class AdamW {
   int64_t num_steps_ = 0;
   std::vector<at::Tensor> m_;
   std::vector<at::Tensor> v_;
+  std::function<void(const Param&)> stepped_;
 };
 
 }  // namespace banyan::optim

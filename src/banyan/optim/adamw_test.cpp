@@ -110,6 +110,23 @@ TEST(GradNorm, IsTheNormOfAllGradientsTogether) {
   EXPECT_FALSE(std::isfinite(grad_norm(table)));
 }
 
+TEST(AdamW, SaysOfEachParameterThatItIsDone) {
+  ParamTable table;
+  table.add("a", at::tensor({1.0, 2.0}, at::kFloat));
+  table.add("b", at::tensor({3.0}, at::kFloat));
+  table.ensure_grads();
+  table.at("a").grad.fill_(1.0);
+  table.at("b").grad.fill_(1.0);
+  AdamW optimizer(table, {.weight_decay = 0.0});
+  std::vector<std::string> names;
+  optimizer.on_stepped([&](const Param& param) {
+    names.push_back(param.name);
+    EXPECT_LT(param.master.sum().item<float>(), 3.0f) << "it has moved";
+  });
+  optimizer.step(0.5, 1.0);
+  EXPECT_EQ(names, (std::vector<std::string>{"a", "b"}));
+}
+
 TEST(AdamW, BadOptionsAreNamed) {
   ParamTable table;
   EXPECT_THROW(AdamW(table, {.beta1 = 1.0}), std::invalid_argument);

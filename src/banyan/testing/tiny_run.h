@@ -52,6 +52,10 @@ inline std::string write_tiny_model(const ScratchDir& scratch, uint64_t seed = 1
 inline Config tiny_config(const std::string& model_dir, const std::string& run_dir) {
   Config config;
   config.model.path = model_dir;
+  config.model.enable_gradient_checkpointing = false;
+  config.critic_gradient_checkpointing = false;
+  config.ref_fsdp_param_offload = false;
+  config.ref_megatron_param_offload = false;
   config.sharing = {.mode = "on",
                     .min_prefix_len = 1,
                     .min_group_size = 2,
@@ -96,6 +100,8 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
                  .weight_decay = 0.0,
                  .betas = {0.9, 0.99},
                  .clip_grad = 1.0};
+  actor.fsdp = {false, false, false, false};
+  actor.megatron = {false, false, false, {{}, {}, {}, {"core_attn"}}};
   CriticConfig& critic = config.critic;
   critic.ppo_mini_batch_size = 4;
   critic.use_dynamic_bsz = false;
@@ -105,6 +111,8 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   critic.data_loader_seed = 7;
   critic.cliprange_value = 0.5;
   critic.optim = actor.optim;
+  critic.fsdp = actor.fsdp;
+  critic.megatron = actor.megatron;
   config.reward_model.enable = false;
   RolloutConfig& rollout = config.rollout;
   rollout.train = {.temperature = 1.0, .top_p = 1.0, .top_k = -1, .do_sample = true, .n = 4};

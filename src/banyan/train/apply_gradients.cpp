@@ -23,11 +23,16 @@ AppliedGradients apply_gradients(const OptimConfig& optim,
   AppliedGradients applied;
   applied.grad_norm = optim::grad_norm(model.params());
   applied.skipped = !std::isfinite(applied.grad_norm) || !std::isfinite(loss);
-  if (applied.skipped) return applied;
+  if (applied.skipped) {
+    model.params().rest();
+    return applied;
+  }
   const double clip = optim.clip_grad;
   const double scale = clip > 0.0 ? std::min(1.0, clip / (applied.grad_norm + 1e-6)) : 1.0;
   optimizer.step(lr, scale);
+  model.params().rest();  // so that gradients and masters are not in memory together
   model.params().repack();
+  model.params().rest();
   return applied;
 }
 

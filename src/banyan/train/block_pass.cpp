@@ -31,6 +31,11 @@ int64_t BlockBody::bytes() const {
   return saved->bytes() + static_cast<int64_t>(row_hidden.nbytes());
 }
 
+int64_t BlockBody::backward_bytes() const {
+  if (!saved) return 0;
+  return saved->backward_bytes() + static_cast<int64_t>(row_hidden.nbytes());
+}
+
 BlockBody forward_body(models::CausalLM& model,
                        const trie::Block& block,
                        std::unique_ptr<AttentionContext> attention,
@@ -97,7 +102,7 @@ void backward_block(models::CausalLM& model,
   // Head rows are distinct tokens, so a copy is the whole scatter.
   at::Tensor grad_hidden = at::zeros({block.num_own(), grad_rows.size(1)}, grad_rows.options());
   grad_hidden.index_copy_(0, row_index(block, grad_rows.device()), grad_rows);
-  body.row_hidden = at::Tensor();
+  body.row_hidden = grad_rows = at::Tensor();
   model.backward(std::move(body.saved), grad_hidden, *body.attention);
 }
 

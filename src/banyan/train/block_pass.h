@@ -28,6 +28,8 @@ struct BlockBody {
   at::Tensor row_hidden;                 // [R, E] hidden of the head rows
   // Bytes of the activations in `saved` and `row_hidden`.
   int64_t bytes() const;
+  // Most of them at one time during the backward, with what that computes again.
+  int64_t backward_bytes() const;
 };
 
 // What the head gives; small, so that it stays when the activations go.

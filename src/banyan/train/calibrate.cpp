@@ -233,6 +233,7 @@ std::string key_of(const models::CausalLM& model) {
                   c10::toString(options.dtype),
                   options.device.str(),
                   is_native(options),
+                  model.activation_bytes().kept,  // what a backward computes again
                   at::get_num_threads()};
   return key.dump();
 }

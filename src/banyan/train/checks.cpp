@@ -6,6 +6,8 @@
 #include "banyan/train/advantage_stage.h"
 #include "banyan/train/correction.h"
 #include "banyan/train/critic.h"
+#include "banyan/train/memory_keys.h"
+#include "banyan/train/offload.h"
 #include "banyan/train/update.h"
 #include "banyan/train/verify.h"
 
@@ -48,6 +50,10 @@ std::vector<std::string> open_choices(const Config& config) {
     lines.push_back("policy_loss.loss_mode=" + loss.loss_mode + ": loss_agg_mode is " + forced +
                     ", part of this loss");
   }
+  if (wants_folder(actor_offload(config)) || wants_folder(reference_offload(config)) ||
+      (wants_critic(config) && wants_folder(critic_offload(config)))) {
+    lines.push_back(kWantsFolder);
+  }
   if (config.algorithm.use_kl_in_reward && config.actor.use_kl_loss) {
     lines.push_back("KL to the reference counts twice: in the reward and in the loss");
   }
@@ -74,6 +80,8 @@ int64_t total_steps(const Config& config) {
 
 std::vector<std::string> check_config(const Config& config) {
   verify_schedule(config.sharing.verify);
+  actor_recompute(config);
+  if (wants_critic(config)) critic_recompute(config);
   algo::check_loss_options(loss_options(config));
   algo::check_advantage_options(
       config.algorithm.adv_estimator, advantage_options(config.algorithm), config.rollout.train.n);

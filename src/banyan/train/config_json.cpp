@@ -54,6 +54,18 @@ void read_critic(const ConfigNode& node, CriticConfig& critic) {
   node.read("loss_scale_factor", critic.loss_scale_factor);
 }
 
+void read_megatron(const ConfigNode& node, MegatronConfig& megatron) {
+  node.read("param_offload", megatron.param_offload);
+  node.read("grad_offload", megatron.grad_offload);
+  node.read("optimizer_offload", megatron.optimizer_offload);
+  const std::string override = "override_transformer_config.";
+  RecomputeConfig& recompute = megatron.recompute;
+  node.read(override + "recompute_granularity", recompute.recompute_granularity);
+  node.read(override + "recompute_method", recompute.recompute_method);
+  node.read(override + "recompute_num_layers", recompute.recompute_num_layers);
+  node.read(override + "recompute_modules", recompute.recompute_modules);
+}
+
 void read_algorithm(const ConfigNode& node, AlgorithmConfig& algorithm) {
   node.read("adv_estimator", algorithm.adv_estimator);
   node.read("norm_adv_by_std_in_grpo", algorithm.norm_adv_by_std_in_grpo);
@@ -140,6 +152,13 @@ void read_trainer(const ConfigNode& node, TrainerConfig& trainer) {
 
 }  // namespace
 
+void read_fsdp(const ConfigNode& node, FsdpConfig& fsdp) {
+  node.read("param_offload", fsdp.param_offload);
+  node.read("grad_offload", fsdp.grad_offload);
+  node.read("optimizer_offload", fsdp.optimizer_offload);
+  node.read("offload_policy", fsdp.offload_policy);
+}
+
 void read_optim(const ConfigNode& node, OptimConfig& optim) {
   node.read("lr", optim.lr);
   node.read("lr_warmup_steps_ratio", optim.lr_warmup_steps_ratio);
@@ -172,7 +191,11 @@ Config config_from_json(const std::string& text) {
   const auto node = [&](const std::string& prefix) { return ConfigNode(root, prefix); };
   Config config;
   node("_shell.").read("model_dir", config.model.path);
+  node("actor_rollout_ref.model.")
+      .read("enable_gradient_checkpointing", config.model.enable_gradient_checkpointing);
   node("actor_rollout_ref.ref.model.").read("path", config.ref_model_path);
+  node("actor_rollout_ref.ref.fsdp_config.").read("param_offload", config.ref_fsdp_param_offload);
+  node("actor_rollout_ref.ref.megatron.").read("param_offload", config.ref_megatron_param_offload);
   read_sharing(node("actor_rollout_ref.sharing."), config.sharing);
   node("actor_rollout_ref.sharing.").read("detector", config.sharing.detector);
   node("actor_rollout_ref.sharing.").read("verify", config.sharing.verify);
@@ -180,10 +203,15 @@ Config config_from_json(const std::string& text) {
   node("actor_rollout_ref.sharing.").read("margin", config.sharing_margin);
   read_actor(node("actor_rollout_ref.actor."), config.actor);
   read_optim(node("actor_rollout_ref.actor.optim."), config.actor.optim);
+  read_fsdp(node("actor_rollout_ref.actor.fsdp_config."), config.actor.fsdp);
+  read_megatron(node("actor_rollout_ref.actor.megatron."), config.actor.megatron);
   read_policy_loss(node("actor_rollout_ref.actor.policy_loss."), config.actor.policy_loss);
   read_critic(node("critic."), config.critic);
   read_optim(node("critic.optim."), config.critic.optim);
+  read_fsdp(node("critic.fsdp."), config.critic.fsdp);
+  read_megatron(node("critic.megatron."), config.critic.megatron);
   node("critic.model.").read("path", config.critic_model_path);
+  node("critic.model.").read("enable_gradient_checkpointing", config.critic_gradient_checkpointing);
   read_rollout(node("actor_rollout_ref.rollout."), config.rollout);
   read_engine(node("banyan.engine."), config.engine);
   read_algorithm(node("algorithm."), config.algorithm);
@@ -196,6 +224,7 @@ Config config_from_json(const std::string& text) {
   node("_shell.").read("num_train_rows", config.num_train_rows);
   node("_shell.").read("stop_ids", config.stop_ids);
   node("banyan.").read("kernels", config.kernels);
+  node("banyan.").read("offload_dir", config.offload_dir);
   node("banyan.").read("force_old_log_prob", config.force_old_log_prob);
   node("banyan.").read("partial_rollout", config.partial_rollout);
   node("banyan.").read("max_nonfinite_steps", config.max_nonfinite_steps);

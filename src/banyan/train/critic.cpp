@@ -4,6 +4,7 @@
 
 #include "banyan/algo/value_loss.h"
 #include "banyan/train/apply_gradients.h"
+#include "banyan/train/memory_keys.h"
 #include "banyan/train/passes.h"
 #include "banyan/train/sharing_observer.h"
 
@@ -68,6 +69,7 @@ Critic::Critic(const Config& config, int64_t total_steps, std::vector<std::strin
   options.head_seed = config.critic.data_loader_seed;
   options.notes = &notes;
   model_ = models::load_model(path_, options);
+  model_->set_recompute(critic_recompute(config));
   const OptimConfig& optim = config.critic.optim;
   optimizer_ = std::make_unique<optim::AdamW>(model_->params(), adamw_options(optim));
 }

@@ -15,8 +15,11 @@
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/calibrate.h"
 #include "banyan/train/clock.h"
+#include "banyan/train/memory_keys.h"
 #include "banyan/train/objective.h"
+#include "banyan/train/offload.h"
 #include "banyan/train/run_support.h"
+#include "banyan/train/token_budget.h"
 
 namespace banyan::train {
 namespace {
@@ -48,6 +51,8 @@ class FinetuneRun {
     }
     std::vector<std::string> notes;
     model_ = models::load_model(config.model.path, finetune_load_options(config, &notes));
+    model_->set_recompute(
+        recompute_of(config.model.enable_gradient_checkpointing, /*recompute=*/{}, "model"));
     optimizer_ = std::make_unique<optim::AdamW>(model_->params(), adamw_options(config.optim));
     resume();
     if (step_ == 0) {
@@ -58,7 +63,20 @@ class FinetuneRun {
       std::filesystem::create_directories(config.trainer.default_local_dir);
       cost = calibrate_once(*model_, config.trainer.default_local_dir + "/cost_model.json");
     }
-    objective_ = make_objective(config, cost, *model_, host_);
+    if (!config_.data.max_token_len_per_gpu && config.sharing.max_tokens_per_block == 0) {
+      config_.data.max_token_len_per_gpu =
+          token_budget_once(config.trainer.default_local_dir,
+                            "model",
+                            "data.max_token_len_per_gpu",
+                            bytes_per_token(*model_),
+                            {.free_bytes = free_memory_bytes(model_->options().device),
+                             .reserved_bytes = coming_bytes(*model_, step_ == 0)},
+                            [&](const std::string& line) { host_.say(line); });
+    }
+    const OffloadOptions away = offload_of(config.engine, /*megatron=*/{}, config.offload_dir);
+    if (wants_folder(away)) host_.say(kWantsFolder);
+    offload(away, *model_, optimizer_.get());
+    objective_ = make_objective(config_, cost, *model_, host_);
   }
 
   TrainSummary run() {
@@ -186,11 +204,12 @@ class FinetuneRun {
                      state,
                      config_.model.path,
                      trainer.max_ckpt_to_keep.value_or(0));
+    model_->params().rest();
     saved_step_ = step_;
     summary_.checkpoint = checkpoint::step_path(trainer.default_local_dir, step_);
   }
 
-  const FinetuneConfig& config_;
+  FinetuneConfig config_;  // with the token budget that was chosen
   FinetuneHost& host_;
   int64_t num_steps_ = 0;
   int64_t step_ = 0;

@@ -45,8 +45,10 @@ FinetuneConfig finetune_config_from_json(const std::string& text) {
   const auto node = [&](const std::string& prefix) { return ConfigNode(root, prefix); };
   FinetuneConfig config;
   node("model.").read("path", config.model.path);
+  node("model.").read("enable_gradient_checkpointing", config.model.enable_gradient_checkpointing);
   read_data(node("data."), config.data);
   node("engine.").read("dtype", config.dtype);
+  read_fsdp(node("engine."), config.engine);
   read_optim(node("optim."), config.optim);
   read_sharing(node("sharing."), config.sharing);
   node("sharing.").read("margin", config.sharing_margin);
@@ -55,6 +57,7 @@ FinetuneConfig finetune_config_from_json(const std::string& text) {
   }
   read_trainer(node("trainer."), config.trainer);
   node("banyan.").read("kernels", config.kernels);
+  node("banyan.").read("offload_dir", config.offload_dir);
   node("banyan.").read("max_nonfinite_steps", config.max_nonfinite_steps);
   node("_shell.").read("num_train_rows", config.num_train_rows);
   node("_shell.").read("num_val_rows", config.num_val_rows);

@@ -25,6 +25,8 @@ FinetuneConfig tiny(const std::string& model, const std::string& run) {
                  .max_token_len_per_gpu = 4096};
   config.dtype = "bfloat16";
   const Config other = testing::tiny_config(model, run);
+  config.model.enable_gradient_checkpointing = false;
+  config.engine = other.actor.fsdp;
   config.optim = other.actor.optim;
   config.sharing = other.sharing;
   config.sharing_margin = 0.02;

@@ -12,7 +12,7 @@ BlockLimits limits_of(const Role& role) {
   if (role.ppo_micro_batch_size_per_gpu && !role.use_dynamic_bsz) {
     return {.max_samples = *role.ppo_micro_batch_size_per_gpu};
   }
-  return {.max_tokens = role.ppo_max_token_len_per_gpu};
+  return {.max_tokens = role.ppo_max_token_len_per_gpu.value_or(0)};
 }
 
 trie::Carry carry_of(const std::string& word) {

@@ -101,7 +101,7 @@ Pass pass_of(const FinetuneConfig& config,
              const trie::CostModel& cost,
              int64_t samples_per_row,
              models::CausalLM& model) {
-  BlockLimits limits{.max_tokens = config.data.max_token_len_per_gpu};
+  BlockLimits limits{.max_tokens = config.data.max_token_len_per_gpu.value_or(0)};
   if (!config.data.use_dynamic_bsz) {
     limits.max_samples = samples_per_row * config.data.micro_batch_size_per_gpu;
   }

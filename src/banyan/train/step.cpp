@@ -87,6 +87,7 @@ StepResult run_step(StepContext& context, int64_t step) {
     batch.ref_log_prob =
         score_batch(batch, *context.reference, scoring, head, "ref_log_prob", context.observer)
             .value;
+    context.reference->params().rest();
   }
   out.seconds.ref = stage.lap();
   if (context.critic != nullptr) batch.value = context.critic->values(batch, layout);

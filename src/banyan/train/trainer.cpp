@@ -14,16 +14,25 @@
 #include "banyan/train/calibrate.h"
 #include "banyan/train/checks.h"
 #include "banyan/train/clock.h"
+#include "banyan/train/memory_keys.h"
 #include "banyan/train/metrics.h"
+#include "banyan/train/offload.h"
 #include "banyan/train/run_support.h"
 #include "banyan/train/sharing_observer.h"
 #include "banyan/train/step.h"
+#include "banyan/train/token_budget.h"
 
 namespace banyan::train {
 namespace {
 
 ComputeOptions compute_options(const Config& config) {
   return banyan::compute_options(config.rollout.dtype, config.trainer.device, config.kernels);
+}
+
+// Blocks of a role are bounded by their samples, not by their tokens.
+template <typename Role>
+bool cuts_by_samples(const Role& role) {
+  return role.ppo_micro_batch_size_per_gpu && !role.use_dynamic_bsz;
 }
 
 class Run {
@@ -39,6 +48,7 @@ class Run {
     num_steps_ = total_steps(config);
     schedule_ = optim::schedule_from(config.actor.optim, num_steps_);
     actor_ = models::load_model(config.model.path, {compute_options(config), true});
+    actor_->set_recompute(actor_recompute(config));
     optimizer_ =
         std::make_unique<optim::AdamW>(actor_->params(), adamw_options(config.actor.optim));
     if (config.actor.use_kl_loss || config.algorithm.use_kl_in_reward) {
@@ -50,15 +60,17 @@ class Run {
     }
     if (wants_critic(config)) {
       std::vector<std::string> notes;
-      critic_ = std::make_unique<Critic>(config, num_steps_, notes);
+      critic_ = std::make_unique<Critic>(config_, num_steps_, notes);
       critic_notes_ = std::move(notes);
     }
-    if (config.reward_model.enable) reward_model_ = std::make_unique<RewardModel>(config);
+    if (config.reward_model.enable) reward_model_ = std::make_unique<RewardModel>(config_);
     resume();
     if (config.sharing.mode == "auto") {
       std::filesystem::create_directories(config.trainer.default_local_dir);
       cost_ = calibrate_once(*actor_, config.trainer.default_local_dir + "/cost_model.json");
     }
+    choose_token_budgets();
+    offload_memory();
     generator_ = make_generator
                      ? make_generator(*actor_)
                      : std::make_unique<rollout::Engine>(*actor_, engine_options(config));
@@ -113,6 +125,49 @@ class Run {
   }
 
  private:
+  // Where no key bounds the blocks.
+  void choose_token_budgets() {
+    const RolloutConfig& rollout = config_.rollout;
+    MemoryLeft left{.free_bytes = free_memory_bytes(actor_->options().device)};
+    if (!rollout.enable_sleep_mode || !rollout.free_cache_engine) {
+      left.reserved_bytes = static_cast<int64_t>(rollout.gpu_memory_utilization *
+                                                 static_cast<double>(left.free_bytes));
+    }
+    left.reserved_bytes += coming_bytes(*actor_, /*with_moments=*/step_ == 0);
+    if (critic_) left.reserved_bytes += coming_bytes(critic_->model(), step_ == 0);
+    const auto choose = [&](const char* role,
+                            const std::string& key,
+                            const models::CausalLM& model,
+                            bool by_samples,
+                            std::optional<int64_t>& tokens) {
+      if (tokens || by_samples || config_.sharing.max_tokens_per_block > 0) return;
+      tokens = token_budget_once(config_.trainer.default_local_dir,
+                                 role,
+                                 key + "ppo_max_token_len_per_gpu",
+                                 bytes_per_token(model),
+                                 left,
+                                 [&](const std::string& line) { host_.say(line); });
+    };
+    choose("actor",
+           "actor_rollout_ref.actor.",
+           *actor_,
+           cuts_by_samples(config_.actor),
+           config_.actor.ppo_max_token_len_per_gpu);
+    if (critic_) {
+      choose("critic",
+             "critic.",
+             critic_->model(),
+             cuts_by_samples(config_.critic),
+             config_.critic.ppo_max_token_len_per_gpu);
+    }
+  }
+
+  void offload_memory() {
+    offload(actor_offload(config_), *actor_, optimizer_.get());
+    if (critic_) offload(critic_offload(config_), critic_->model(), &critic_->optimizer());
+    if (reference_) offload(reference_offload(config_), *reference_, /*optimizer=*/nullptr);
+  }
+
   Generation generation() { return {config_, *generator_, reward_model_.get(), host_}; }
 
   // Whoever generates learns of new weights once, before it generates with them.
@@ -225,11 +280,13 @@ class Run {
                      config_.model.path,
                      config_.trainer.max_actor_ckpt_to_keep.value_or(0),
                      critic_ ? &critic : nullptr);
+    actor_->params().rest();
+    if (critic_) critic_->model().params().rest();
     saved_step_ = step_;
     summary_.checkpoint = checkpoint::step_path(config_.trainer.default_local_dir, step_);
   }
 
-  const Config& config_;
+  Config config_;  // with the token budgets that were chosen
   Host& host_;
   SharingObserver observer_;
   int64_t num_steps_ = 0;

@@ -182,6 +182,7 @@ class Walk {
       gradients.edge = sum(b, grad_value_, edge, static_cast<int64_t>(edges.token.size()));
     }
     if (grad_entropy_.defined()) gradients.entropy = sum(b, grad_entropy_, row, num_rows);
+    measure(state.body.backward_bytes() - state.body.bytes());
     state.live = false;
     backward_block(model_, plan_.blocks[b], std::move(state.body), state.head, gradients, spec_);
     measure();
@@ -254,9 +255,10 @@ class Walk {
     return out;
   }
 
-  void measure() {
+  // `again_bytes`: of activations that the backward in progress computes again.
+  void measure(int64_t again_bytes = 0) {
     int64_t tokens = 0;
-    int64_t activations = 0;
+    int64_t activations = again_bytes;
     int64_t carry = 0;
     for (size_t b = 0; b < states_.size(); ++b) {
       if (states_[b].live) {

@@ -52,7 +52,7 @@ enum class LossScope : uint8_t {
 // Measured, not modelled.
 struct WalkStats {
   int64_t peak_live_tokens = 0;       // tokens with saved activations at one time
-  int64_t peak_activation_bytes = 0;  // of those activations
+  int64_t peak_activation_bytes = 0;  // of those activations, and of what a backward makes again
   int64_t peak_carry_bytes = 0;       // K, V and gradient accumulators of open blocks at one time
   int64_t num_recomputed = 0;         // tokens that ran forward again for their backward
   int64_t num_scored_before = 0;      // tokens of the pass without gradients (kMiniBatch)

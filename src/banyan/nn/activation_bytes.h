@@ -1,0 +1,25 @@
+// How many bytes of activations a decoder needs per token, by its shape: what the planner's token
+// budget is chosen by. A test holds the figures to what a forward keeps.
+#pragma once
+
+#include <cstdint>
+
+#include "banyan/core/device.h"
+#include "banyan/nn/decoder_options.h"
+#include "banyan/nn/recompute.h"
+
+namespace banyan::nn {
+
+// Bytes per token.
+struct ActivationBytes {
+  int64_t kept = 0;     // from forward to backward, all layers
+  int64_t again = 0;    // most that the backward computes again and holds at one time
+  int64_t working = 0;  // most that a layer's backward holds beside that
+  int64_t total() const { return kept + again + working; }
+};
+
+ActivationBytes activation_bytes(const DecoderOptions& shape,
+                                 const ComputeOptions& options,
+                                 const Recompute& recompute);
+
+}  // namespace banyan::nn
