@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from banyan.config import schema
 from banyan.config.sharing_record import (
     FALSE,
     NAME,
@@ -75,7 +76,7 @@ def apply(leaves: dict[str, Any], environ: Mapping[str, str]) -> list[str]:
 
 def _take_record(leaves: dict[str, Any], notes: list[str]) -> tuple[str, Any]:
     """Takes the record out of the leaves: its place and its raw value (None where there is none)."""
-    overridden = {node for node in _ENGINES if _any_below(leaves, f"{node}.{OVERRIDE}")}
+    overridden = {node for node in _ENGINES if _any_given_below(leaves, f"{node}.{OVERRIDE}")}
     records = {place: _take(leaves, place) for place in _PLACES if _any_below(leaves, place)}
     for place in _PLACES:
         leaves.pop(place, None)  # a record that is null
@@ -96,6 +97,17 @@ def _any_below(leaves: dict[str, Any], node: str) -> bool:
         name.startswith(node + ".") or (name == node and leaves[name] is not None)
         for name in leaves
     )
+
+
+def _any_given_below(leaves: dict[str, Any], node: str) -> bool:
+    """As _any_below, but for honoured keys that have their default."""
+    honoured = schema.honoured()
+    given = {
+        name: value
+        for name, value in leaves.items()
+        if name not in honoured or value != honoured[name].default
+    }
+    return _any_below(given, node)
 
 
 def _take(leaves: dict[str, Any], place: str) -> Any:
