@@ -15,6 +15,7 @@ LAYERS: list[set[str]] = [
     {"core"},
     {"trie", "kernels", "io"},
     {"ops"},
+    {"parallel"},
     {"nn"},
     {"models"},
     {"rollout", "algo", "optim"},

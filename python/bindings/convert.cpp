@@ -94,6 +94,9 @@ py::dict to_dict(const Score& score) {
   py::dict extra;
   for (const auto& [name, entry] : score.extra) extra[py::str(name)] = entry;
   out["extra"] = extra;
+  py::dict texts;
+  for (const auto& [name, text] : score.texts) texts[py::str(name)] = text;
+  out["texts"] = texts;
   return out;
 }
 
@@ -107,6 +110,11 @@ Score score_from(const py::dict& value) {
   if (value.contains("extra")) {
     for (const auto& [name, entry] : value["extra"].cast<std::map<std::string, double>>()) {
       out.extra.emplace_back(name, entry);
+    }
+  }
+  if (value.contains("texts")) {
+    for (const auto& [name, text] : value["texts"].cast<std::map<std::string, std::string>>()) {
+      out.texts.emplace_back(name, text);
     }
   }
   return out;

@@ -8,6 +8,7 @@
 #include "banyan/train/objective.h"
 #include "convert.h"
 #include "python_host.h"
+#include "ranks.h"
 
 namespace banyan::bindings {
 namespace {
@@ -59,13 +60,16 @@ class PythonFinetuneHost final : public PythonRunHost<train::FinetuneHost> {
   }
 };
 
-py::dict run_finetune(const std::string& config_json, const py::object& host) {
+py::dict run_finetune(const std::string& config_json,
+                      const py::object& host,
+                      const py::object& ranks) {
   const FinetuneConfig config = train::finetune_config_from_json(config_json);
   PythonFinetuneHost python_host(host);
+  parallel::Collectives data_parallel = data_parallel_from(ranks);
   train::TrainSummary summary;
   {
     py::gil_scoped_release release;
-    summary = train::finetune(config, python_host);
+    summary = train::finetune(config, python_host, &data_parallel);
   }
   py::dict out;
   out["first_step"] = summary.first_step;
@@ -107,7 +111,9 @@ void bind_finetune(py::module_& module) {
              &run_finetune,
              py::arg("config_json"),
              py::arg("host"),
-             "Trains on given text; `host` has the methods of train/finetune_host.h.");
+             py::arg("ranks") = py::none(),
+             "Trains on given text; `host` has the methods of train/finetune_host.h, `ranks` are "
+             "those of ranks.h (none: this process alone).");
   module.def("finetune_gradients",
              &run_gradients,
              py::arg("model"),

@@ -146,7 +146,14 @@ void bind_model(py::module_& module) {
             }
             return out;
           },
-          "Name -> gradient (shared storage) of the last accumulate_gradients.");
+          "Name -> gradient (shared storage) of the last accumulate_gradients.")
+      .def(
+          "repack",
+          [](models::CausalLM& model) {
+            py::gil_scoped_release release;
+            model.params().repack();
+          },
+          "Takes over weights that were changed in place (params).");
   module.def(
       "score",
       &score,

@@ -31,6 +31,7 @@ PYBIND11_MODULE(_C, module) {
   banyan::bindings::bind_model(module);
   banyan::bindings::bind_sampling(module);
   banyan::bindings::bind_engine(module);
+  banyan::bindings::bind_ranks(module);
   banyan::bindings::bind_train(module);
   banyan::bindings::bind_trie_view(module);
   banyan::bindings::bind_finetune(module);

@@ -11,6 +11,7 @@
 #include "convert.h"
 #include "python_generator.h"
 #include "python_host.h"
+#include "ranks.h"
 
 namespace banyan::bindings {
 namespace {
@@ -78,7 +79,8 @@ class PythonHost final : public PythonRunHost<Host> {
 
 py::dict run_train(const std::string& config_json,
                    const py::object& host,
-                   const py::object& generator) {
+                   const py::object& generator,
+                   const py::object& ranks) {
   const Config config = train::config_from_json(config_json);
   PythonHost python_host(host);
   train::GeneratorFactory make_generator;
@@ -87,10 +89,11 @@ py::dict run_train(const std::string& config_json,
       return std::make_unique<PythonGenerator>(generator, actor);
     };
   }
+  parallel::Collectives data_parallel = data_parallel_from(ranks);
   train::TrainSummary summary;
   {
     py::gil_scoped_release release;
-    summary = train::train(config, python_host, make_generator);
+    summary = train::train(config, python_host, make_generator, &data_parallel);
   }
   py::dict out;
   out["first_step"] = summary.first_step;
@@ -147,7 +150,8 @@ py::dict run_accumulate(models::CausalLM& model,
                         const std::vector<py::object>& advantages,
                         const std::vector<at::Tensor>& old_log_probs,
                         const std::vector<at::Tensor>& ref_log_probs,
-                        const std::vector<at::Tensor>& weights) {
+                        const std::vector<at::Tensor>& weights,
+                        const py::object& ranks) {
   const Config config = train::config_from_json(config_json);
   train::check_config(config);
   train::Batch batch = batch_from(trajectories);
@@ -169,11 +173,14 @@ py::dict run_accumulate(models::CausalLM& model,
   check_lists("old_log_probs", batch.old_log_prob, batch);
   check_lists("ref_log_probs", batch.ref_log_prob, batch);
   check_lists("weights", batch.weight, batch);
+  parallel::Collectives data_parallel = data_parallel_from(ranks);
+  train::Layout layout = layout_of(config);
+  layout.ranks = &data_parallel;
   train::UpdateResult result;
   {
     py::gil_scoped_release release;
     result = train::accumulate_gradients(
-        config, batch, {.samples = all_of(batch), .step = 1}, layout_of(config), model);
+        config, batch, {.samples = all_of(batch), .step = 1}, layout, model);
   }
   py::dict out;
   out["loss"] = result.loss.loss;
@@ -228,8 +235,10 @@ void bind_train(py::module_& module) {
              py::arg("config_json"),
              py::arg("host"),
              py::arg("generator") = py::none(),
+             py::arg("ranks") = py::none(),
              "Runs the training loop; `host` has the methods of core/host.h, `generator` those of "
-             "python_generator.h (none: the built-in engine).");
+             "python_generator.h (none: the built-in engine), `ranks` are those of ranks.h (none: "
+             "this process alone).");
   module.def(
       "total_steps",
       [](const std::string& config_json) {
@@ -237,17 +246,20 @@ void bind_train(py::module_& module) {
       },
       py::arg("config_json"),
       "Steps of the whole run.");
-  module.def("accumulate_gradients",
-             &run_accumulate,
-             py::arg("model"),
-             py::arg("config_json"),
-             py::arg("trajectories"),
-             py::arg("advantages"),
-             py::arg("old_log_probs") = std::vector<at::Tensor>(),
-             py::arg("ref_log_probs") = std::vector<at::Tensor>(),
-             py::arg("weights") = std::vector<at::Tensor>(),
-             "Loss and gradients of one mini-batch, without an optimizer step. Advantages are one "
-             "number or one tensor per trajectory, the others tensors [masked tokens].");
+  module.def(
+      "accumulate_gradients",
+      &run_accumulate,
+      py::arg("model"),
+      py::arg("config_json"),
+      py::arg("trajectories"),
+      py::arg("advantages"),
+      py::arg("old_log_probs") = std::vector<at::Tensor>(),
+      py::arg("ref_log_probs") = std::vector<at::Tensor>(),
+      py::arg("weights") = std::vector<at::Tensor>(),
+      py::arg("ranks") = py::none(),
+      "Loss and gradients of one mini-batch, without an optimizer step. Advantages are one "
+      "number or one tensor per trajectory, the others tensors [masked tokens]. With `ranks` "
+      "each process is given the whole mini-batch and computes its part of it.");
   module.def("accumulate_value_gradients",
              &run_accumulate_value,
              py::arg("model"),

@@ -88,3 +88,29 @@ class RunLog:
         self._tensorboard = SummaryWriter(
             log_dir=str(self.directory / "tensorboard"), purge_step=purge
         )
+
+
+class RankLog:
+    """Stands in for RunLog in all processes of a run but the first: what is said goes to rank_N.log."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.console = self
+        self._file = directory / f"rank_{rank}.log"
+
+    def start(self, step: int | None) -> None:
+        pass
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        pass
+
+    def log_sample(self, step: int, record: dict[str, Any]) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        with self._file.open("a", encoding="utf-8") as stream:
+            stream.write(line + "\n")
+
+    def close(self) -> None:
+        pass

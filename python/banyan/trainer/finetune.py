@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from banyan.data import examples, turns
 from banyan.data.chat import Chat
 from banyan.data.loader import Loader
 from banyan.errors import RunError, UserError, core_text
-from banyan.log.loggers import RunLog
+from banyan.launch import session
+from banyan.log.loggers import RankLog, RunLog
 from banyan.trainer import run_directory
 from banyan.trainer.inputs import check_model
 from banyan.trainer.main_ppo import add_config_arguments
@@ -57,8 +59,13 @@ def run(args: argparse.Namespace, trainer: str, fixed: tuple[str, ...] = ()) -> 
         for line in [*config.notes, *inputs.notes, "dry run: configuration and data are in order"]:
             print(line)
         return 0
-    with run_directory.hold(Path(config["trainer.default_local_dir"])) as _:
-        return _train(config, inputs)
+    core = extension.load()
+    settings = core_config(config, inputs)
+    directory = Path(config["trainer.default_local_dir"])
+    tokens = (sample.tokens for example in inputs.train.examples for sample in example)
+    with session.join(core, settings, config["trainer.device"], tokens=tokens) as ranks:  # noqa: SIM117
+        with run_directory.hold(directory) if ranks.is_first else nullcontext():
+            return _train(config, inputs, core, settings, ranks)
 
 
 def load(config: Resolved, trainer: str) -> Inputs:
@@ -138,7 +145,7 @@ class Host:
         self._log.start(self._steps_given)
 
 
-def _train(config: Resolved, inputs: Inputs) -> int:
+def _train(config: Resolved, inputs: Inputs, core: Any, settings: str, ranks: session.Ranks) -> int:
     from banyan.report.report import write_report
     from banyan.report.summary import summarise
     from banyan.trainer.interrupt import Interrupt
@@ -146,27 +153,30 @@ def _train(config: Resolved, inputs: Inputs) -> int:
     directory = Path(config["trainer.default_local_dir"])
     batches = len(inputs.train) // config["data.train_batch_size"]
     steps = config["trainer.total_training_steps"] or config["trainer.total_epochs"] * batches
-    log = RunLog(directory, config["trainer.logger"], steps)
+    log: Any = RankLog(directory, ranks.rank)
+    if ranks.is_first:
+        log = RunLog(directory, config["trainer.logger"], steps)
     outcome: dict[str, Any] = {}
     report = None
     with Interrupt(log.say) as interrupt:
         for line in [*config.notes, *inputs.notes]:
             log.say(line)
         host = Host(config, inputs, log, lambda: interrupt.asked)
-        core = extension.load()
         try:
-            outcome = core.finetune(core_config(config, inputs), host)
+            outcome = core.finetune(settings, host, ranks.core)
         except (ValueError, IndexError, TypeError, OSError) as error:
             kind = RunError if host.has_started else UserError
             raise kind(core_text(error)) from error
         finally:
             log.console.close()
             try:
-                report = write_report(directory, config.tree, outcome)
+                if ranks.is_first:
+                    report = write_report(directory, config.tree, outcome)
             except OSError as error:
                 log.say(f"report.html could not be written: {error}")
-    for line in summarise(directory, outcome, report):
-        log.say(line)
+    if ranks.is_first:
+        for line in summarise(directory, outcome, report):
+            log.say(line)
     log.close()
     return 0
 

@@ -52,7 +52,9 @@ class Host:
         rewards: RewardManager,
         log: RunLog,
         should_stop: Callable[[], bool],
+        is_first: bool = True,
     ) -> None:
+        """`is_first`: of several processes with a host each, the one that keeps samples."""
         self._config = config
         validation = inputs.validation.prompts if inputs.validation else []
         self._data = {False: inputs.train.prompts, True: validation}
@@ -67,10 +69,11 @@ class Host:
         self._log = log
         self._should_stop = should_stop
         self._loader = Loader(len(inputs.train), config["data.shuffle"], config["data.seed"] or 0)
+        self._is_first = is_first
         self._steps_done = 0  # the step of a checkpoint
-        # Of the pass at hand, by (row, index): the response, and the scorer's text entries ("pred").
-        self._texts: dict[tuple[int, int], str] = {}
-        self._labels: dict[tuple[int, int], dict[str, str]] = {}
+        self._texts: dict[
+            tuple[int, int], str
+        ] = {}  # responses of the pass at hand, by (row, index)
         self.has_started = (
             False  # the core asked for its first prompts: models and checkpoint are loaded
         )
@@ -117,7 +120,6 @@ class Host:
         for (row, index), result in self._rewards.poll():
             if result.failed:
                 reasons[result.reason] += 1
-            self._labels[row, index] = result.text
             scores.append(
                 {
                     "row": row,
@@ -126,6 +128,7 @@ class Host:
                     "reason": result.reason,
                     "value": result.value,
                     "extra": result.extra,
+                    "texts": result.text,
                 }
             )
         for reason, count in reasons.items():
@@ -135,12 +138,14 @@ class Host:
     def on_samples(
         self, step: int, validation: bool, trajectories: list[Trajectory], scores: list[Score]
     ) -> None:
+        if not validation:
+            self._steps_done = step
+        if not self._is_first:
+            self._texts.clear()
+            return
         by_key = {(score["row"], score["index"]): score for score in scores}
         records = [self._record(step, validation, item, by_key) for item in trajectories]
         self._texts.clear()
-        if not validation:
-            self._labels.clear()
-            self._steps_done = step
         for record in _spread(records, _KEPT_SAMPLES):
             self._log.log_sample(step, {"validation": validation, **record})
         folder = self._config[
@@ -166,10 +171,9 @@ class Host:
             if score is None or score["failed"]:
                 failed += 1
             else:
-                label = self._labels.get((item["row"], item["index"]), {})
+                label = score.get("texts", {})
                 predicted = {"pred": label["pred"]} if "pred" in label else {}
                 samples.append({**score["extra"], "reward": score["value"], **predicted})
-        self._labels.clear()
         pairs = [
             (self._data[True][row].data_source, samples) for row, samples in sorted(groups.items())
         ]
@@ -204,18 +208,21 @@ class Host:
         """One line of a dump, in verl's columns."""
         key = (item["row"], item["index"])
         prompt: Prompt = self._data[validation][item["row"]]
+        text = self._texts.get(key)
+        if text is None:  # another process handed it to its scorer
+            text = self._chat.decode(item["response"])
         score = scores.get(
             key, {"failed": True, "value": None, "extra": {}, "reason": "not scored"}
         )
         return {
             "input": prompt.text,
-            "output": self._texts.get(key, ""),
+            "output": text,
             "gts": prompt.ground_truth,
             "score": None if score["failed"] else score["value"],
             "step": step,
             "uid": f"{item['row']}-{item['index']}",
             **score["extra"],
-            **self._labels.get(key, {}),
+            **score.get("texts", {}),
         }
 
 

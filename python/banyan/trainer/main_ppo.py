@@ -7,6 +7,7 @@ loaded. The report is written at the end, and also when the run is interrupted o
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ from banyan import algo_functions, extension
 from banyan.config import schema
 from banyan.config.resolve import Resolved, resolve
 from banyan.errors import RunError, UserError, core_text
+from banyan.launch import session
 from banyan.trainer import inputs as run_inputs
 from banyan.trainer import run_directory
 
@@ -78,26 +80,56 @@ def _check_rewards(config: Resolved, inputs: run_inputs.Inputs) -> None:
 
 
 def train(config: Resolved, inputs: run_inputs.Inputs, core: Any = None) -> int:
-    """Runs the loop of the core (`banyan._C`, or a stand-in for tests) and writes the report."""
+    """Runs the loop of the core (`banyan._C`, or a stand-in for tests) and writes the report.
+
+    Where a launcher started several processes, each runs this; the first one logs and reports.
+    """
+    core = core or extension.load()
     directory = Path(config["trainer.default_local_dir"])
-    with run_directory.hold(directory):
-        return _train(config, inputs, core, directory)
+    settings = run_inputs.core_config(config, inputs)
+    device, deadline_s = config["trainer.device"], config["actor_rollout_ref.nccl_timeout"]
+    tokens = (prompt.tokens for prompt in inputs.train.prompts)
+    with session.join(core, settings, device, deadline_s, tokens) as ranks:
+        if ranks.core is not None and config["actor_rollout_ref.rollout.server_urls"]:
+            raise UserError(
+                "actor_rollout_ref.rollout.server_urls: wanted none with several processes: each would send its weights"
+            )
+        with run_directory.hold(directory) if ranks.is_first else nullcontext():
+            return _train(config, inputs, core, directory, _share_of(settings, ranks), ranks)
 
 
-def _train(config: Resolved, inputs: run_inputs.Inputs, core: Any, directory: Path) -> int:
-    from banyan.log.loggers import RunLog
+def _share_of(settings: str, ranks: session.Ranks) -> str:
+    """Without accelerators the processes of a machine share its memory, and with it the rollout's part of it."""
+    tree = json.loads(settings)
+    if ranks.local_size > 1 and tree["trainer"]["device"] == "cpu":
+        tree["actor_rollout_ref"]["rollout"]["gpu_memory_utilization"] /= ranks.local_size
+    return json.dumps(tree)
+
+
+def _train(
+    config: Resolved,
+    inputs: run_inputs.Inputs,
+    core: Any,
+    directory: Path,
+    core_config: str,
+    ranks: session.Ranks,
+) -> int:
+    from banyan.log.loggers import RankLog, RunLog
     from banyan.report.summary import summarise
     from banyan.reward.manager import RewardManager
     from banyan.trainer.host import Host
     from banyan.trainer.interrupt import Interrupt
 
-    core = core or extension.load()
-    core_config = run_inputs.core_config(config, inputs)
-    log = RunLog(directory, config["trainer.logger"], core.total_steps(core_config))
+    log: Any
+    if ranks.is_first:
+        log = RunLog(directory, config["trainer.logger"], core.total_steps(core_config))
+    else:
+        log = RankLog(directory, ranks.rank)
+    reward_log = directory / ("reward.log" if ranks.is_first else f"reward_{ranks.rank}.log")
     outcome: dict[str, Any] = {}
     report = None
     with (
-        RewardManager(config.tree, directory / "reward.log") as rewards,
+        RewardManager(config.tree, reward_log) as rewards,
         Interrupt(log.say) as interrupt,
         _generator(config, log.say) as generator,
     ):
@@ -105,14 +137,16 @@ def _train(config: Resolved, inputs: run_inputs.Inputs, core: Any, directory: Pa
         for line in [*config.notes, *inputs.notes]:
             log.say(line)
         algo_functions.register(core, config, algo_functions.load(config))
-        host = Host(config, inputs, rewards, log, lambda: interrupt.asked)
+        host = Host(config, inputs, rewards, log, lambda: interrupt.asked, ranks.is_first)
         try:
-            outcome = _run_core(core, core_config, host, generator)
+            outcome = _run_core(core, core_config, host, generator, ranks)
         finally:
             log.console.close()
-            report = _write_report(directory, config, log.say, outcome)
-    for line in summarise(directory, outcome, report):
-        log.say(line)
+            if ranks.is_first:
+                report = _write_report(directory, config, log.say, outcome)
+    if ranks.is_first:
+        for line in summarise(directory, outcome, report):
+            log.say(line)
     log.close()
     return 0
 
@@ -131,9 +165,15 @@ def _generator(config: Resolved, say: Callable[[str], None]) -> Any:
     return connect.generator(config, say)
 
 
-def _run_core(core: Any, config_json: str, host: Any, generator: Any) -> dict[str, Any]:
+def _run_core(
+    core: Any, config_json: str, host: Any, generator: Any, ranks: session.Ranks
+) -> dict[str, Any]:
     """The core's summary. What it refuses before the first step is the user's mistake, later it is a failure."""
-    arguments = (config_json, host) if generator is None else (config_json, host, generator)
+    arguments = [config_json, host]
+    if generator is not None or ranks.core is not None:
+        arguments.append(generator)
+    if ranks.core is not None:
+        arguments.append(ranks.core)
     try:
         return core.train(*arguments)
     except (ValueError, IndexError, TypeError, OSError) as error:

@@ -166,6 +166,7 @@ class StateFiles {
       const io::SafetensorsFile& file = stored.file == kMasterFile ? masters_ : moments_;
       at::Tensor(stored.tensor).copy_(file.read(stored.name));
     }
+    optimizer.take_moments();
     optimizer.set_num_steps(num_steps);
     model.params().repack();
   }
@@ -226,6 +227,8 @@ TrainerState load(const std::string& path,
                   const LoadOptions& options) {
   const Manifest manifest = read_manifest(path);
   if (!options.verified) verify_files(path, manifest);
+  optimizer.make_moments();
+  if (options.critic != nullptr) options.critic->optimizer->make_moments();
   const StateFiles actor(path, stored_tensors(model, optimizer));
   if (options.critic == nullptr) {
     actor.restore(manifest.optimizer_steps, model, optimizer);

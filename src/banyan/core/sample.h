@@ -56,6 +56,7 @@ struct Score {
   std::string reason;  // why it failed
   double value = 0.0;
   std::vector<std::pair<std::string, double>> extra;  // other numeric entries ("acc", ...), logged
+  std::vector<std::pair<std::string, std::string>> texts;  // and texts ("pred"), for the host
 };
 
 // Entry `name` of the scorer's mapping, or null.

@@ -8,6 +8,7 @@
 #include "banyan/core/error.h"
 #include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/adamw.h"
+#include "banyan/parallel/gradient_sum.h"
 
 namespace banyan::optim {
 namespace {
@@ -86,12 +87,77 @@ double grad_norm(const ParamTable& params) {
   return std::sqrt(total);
 }
 
-AdamW::AdamW(ParamTable& params, const AdamWOptions& options) : params_(params), options_(options) {
+AdamW::AdamW(ParamTable& params, const AdamWOptions& options, parallel::Collectives* ranks)
+    : params_(params), options_(options) {
   check_options(options);
-  for (const Param& param : params.params()) {
-    m_.push_back(at::zeros_like(param.master));
-    v_.push_back(at::zeros_like(param.master));
+  const std::vector<at::Tensor> masters = parallel::masters_of(params);
+  if (ranks != nullptr && !ranks->is_alone()) {
+    ranks_ = ranks;
+    slices_ = parallel::slices_of(params, ranks->size(), parallel::kBucketElements);
+    own_ = slices_.owned(ranks->rank());
+    for (const parallel::Range& range : own_) {
+      m_.push_back(at::zeros_like(parallel::view_of(masters[range.tensor], range)));
+      v_.push_back(at::zeros_like(m_.back()));
+    }
+    return;
   }
+  for (size_t i = 0; i < masters.size(); ++i) {
+    own_.push_back({i, 0, masters[i].numel()});
+    m_.push_back(at::zeros_like(masters[i]));
+    v_.push_back(at::zeros_like(masters[i]));
+  }
+}
+
+void AdamW::reduce_gradients() {
+  if (is_sharded()) slices_.reduce(parallel::gradients_of(params_), *ranks_);
+}
+
+double AdamW::grad_norm() {
+  if (!is_sharded()) return optim::grad_norm(params_);
+  double own = 0.0;
+  for (const parallel::Range& range : own_) {
+    own += sum_of_squares(parallel::view_of(params_.params()[range.tensor].grad, range));
+  }
+  double total = 0.0;
+  for (const double part : ranks_->all_gather_number(own)) total += part;
+  return std::sqrt(total);
+}
+
+void AdamW::gather_moments() {
+  if (!is_sharded()) return;
+  make_moments();
+  for (size_t i = 0; i < own_.size(); ++i) {
+    parallel::view_of(whole_m_[own_[i].tensor], own_[i]).copy_(m_[i]);
+    parallel::view_of(whole_v_[own_[i].tensor], own_[i]).copy_(v_[i]);
+  }
+  slices_.gather(whole_m_, *ranks_);
+  slices_.gather(whole_v_, *ranks_);
+}
+
+std::vector<at::Tensor> AdamW::held_moments() const {
+  std::vector<at::Tensor> held = m_;
+  held.insert(held.end(), v_.begin(), v_.end());
+  return held;
+}
+
+void AdamW::make_moments() {
+  if (!is_sharded()) return;
+  whole_m_.clear();
+  whole_v_.clear();
+  for (const Param& param : params_.params()) {
+    whole_m_.push_back(at::zeros_like(param.master));
+    whole_v_.push_back(at::zeros_like(param.master));
+  }
+}
+
+void AdamW::take_moments() {
+  if (!is_sharded()) return;
+  for (size_t i = 0; i < own_.size(); ++i) {
+    m_[i].copy_(parallel::view_of(whole_m_[own_[i].tensor], own_[i]));
+    v_[i].copy_(parallel::view_of(whole_v_[own_[i].tensor], own_[i]));
+  }
+  whole_m_.clear();
+  whole_v_.clear();
 }
 
 void AdamW::step(double lr, double grad_scale) {
@@ -111,22 +177,27 @@ void AdamW::step(double lr, double grad_scale) {
   };
   const kernels::AdamWStep kernel = to_kernel(factors, grad_scale);
   std::vector<Param>& params = params_.params();
-  BANYAN_ASSERT(params.size() == m_.size(), "AdamW: parameters were added after the optimizer");
-  for (size_t i = 0; i < params.size(); ++i) {
-    Param& param = params[i];
+  BANYAN_ASSERT(is_sharded() || params.size() == m_.size(),
+                "AdamW: parameters were added after the optimizer");
+  for (size_t i = 0; i < own_.size(); ++i) {
+    const Param& param = params[own_[i].tensor];
     BANYAN_ASSERT(param.grad.defined(), "AdamW: no gradient for '", param.name, "'");
-    if (has_kernel(param.master, at::kFloat) && has_kernel(param.grad, at::kFloat)) {
+    // One process steps whole parameters, in their shapes.
+    at::Tensor master = is_sharded() ? parallel::view_of(param.master, own_[i]) : param.master;
+    const at::Tensor grad = is_sharded() ? parallel::view_of(param.grad, own_[i]) : param.grad;
+    if (has_kernel(master, at::kFloat) && has_kernel(grad, at::kFloat)) {
       kernels::adamw(kernel,
-                     param.master.numel(),
-                     param.grad.const_data_ptr<float>(),
-                     param.master.mutable_data_ptr<float>(),
+                     master.numel(),
+                     grad.const_data_ptr<float>(),
+                     master.mutable_data_ptr<float>(),
                      m_[i].mutable_data_ptr<float>(),
                      v_[i].mutable_data_ptr<float>());
     } else {
-      step_aten(factors, grad_scale, param.grad, param.master, m_[i], v_[i]);
+      step_aten(factors, grad_scale, grad, master, m_[i], v_[i]);
     }
     if (stepped_) stepped_(param);
   }
+  if (is_sharded()) slices_.gather(parallel::masters_of(params_), *ranks_);
 }
 
 }  // namespace banyan::optim

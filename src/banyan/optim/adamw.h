@@ -1,5 +1,9 @@
 // AdamW on fp32 masters (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019),
 // torch's order: decay first, bias corrections in double.
+//
+// Over several ranks with copies of one model each rank adds the gradients of its part of the
+// numbers (parallel/flat_slices.h), holds their moments, steps them and tells them to the others
+// (ZeRO-1): 8 / n bytes of moments per parameter, and the numbers of one process.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,6 +14,7 @@
 #include <vector>
 
 #include "banyan/core/param.h"
+#include "banyan/parallel/flat_slices.h"
 
 namespace banyan::optim {
 
@@ -26,27 +31,47 @@ double grad_norm(const ParamTable& params);
 
 class AdamW {
  public:
-  AdamW(ParamTable& params, const AdamWOptions& options);
+  // `ranks` hold copies of the model and call every function marked (all) together; null: this
+  // process alone.
+  AdamW(ParamTable& params, const AdamWOptions& options, parallel::Collectives* ranks = nullptr);
+
+  bool is_sharded() const { return ranks_ != nullptr; }
+  // (all) Gradients of own numbers <- their sums over the ranks. Nothing for one process.
+  void reduce_gradients();
+  // (all) Global L2 norm; of reduced gradients over several ranks.
+  double grad_norm();
 
   // w <- w - lr wd w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) with g scaled by
-  // `grad_scale` (1, or the clip factor). Repacks are the caller's.
+  // `grad_scale` (1, or the clip factor). Repacks are the caller's. (all)
   void step(double lr, double grad_scale);
 
   // Called in each step once a parameter and its moments are done with (train/offload.h).
   void on_stepped(std::function<void(const Param&)> stepped) { stepped_ = std::move(stepped); }
 
   int64_t num_steps() const { return num_steps_; }
-  // State for checkpoints; order of the ParamTable.
-  std::vector<at::Tensor>& first_moments() { return m_; }
-  std::vector<at::Tensor>& second_moments() { return v_; }
+  // State for checkpoints, whole; order of the ParamTable. Over several ranks it is there between
+  // gather_moments (all), or make_moments (zeros, to be filled), and take_moments, which keeps own
+  // numbers. For one process it always is, and the three do nothing.
+  std::vector<at::Tensor>& first_moments() { return is_sharded() ? whole_m_ : m_; }
+  std::vector<at::Tensor>& second_moments() { return is_sharded() ? whole_v_ : v_; }
+  void gather_moments();
+  void make_moments();
+  void take_moments();
   void set_num_steps(int64_t steps) { num_steps_ = steps; }
+  // The memory that this rank's moments lie in, always there.
+  std::vector<at::Tensor> held_moments() const;
 
  private:
   ParamTable& params_;
+  parallel::Collectives* ranks_ = nullptr;
+  parallel::FlatSlices slices_;
+  std::vector<parallel::Range> own_;  // what this rank steps; one process: every parameter
   AdamWOptions options_;
   int64_t num_steps_ = 0;
-  std::vector<at::Tensor> m_;
+  std::vector<at::Tensor> m_;  // per range of own_; one process: shaped as the parameter
   std::vector<at::Tensor> v_;
+  std::vector<at::Tensor> whole_m_;
+  std::vector<at::Tensor> whole_v_;
   std::function<void(const Param&)> stepped_;
 };
 

@@ -21,7 +21,7 @@ AppliedGradients apply_gradients(const OptimConfig& optim,
                                  optim::AdamW& optimizer) {
   const profile::PhaseScope phase(profile::Phase::kOptimizer);
   AppliedGradients applied;
-  applied.grad_norm = optim::grad_norm(model.params());
+  applied.grad_norm = optimizer.grad_norm();
   applied.skipped = !std::isfinite(applied.grad_norm) || !std::isfinite(loss);
   if (applied.skipped) {
     model.params().rest();

@@ -14,6 +14,7 @@ struct AppliedGradients {
   bool skipped = false;    // norm or loss is not finite: weights unchanged
 };
 
+// Gradients are sums over the ranks: of all numbers, or of those that the optimizer owns.
 // Re-packing the weights is the whole hand-over to the rollout: it reads the same packed form.
 AppliedGradients apply_gradients(const OptimConfig& optim,
                                  double lr,

@@ -4,9 +4,10 @@
 
 #include "banyan/algo/value_loss.h"
 #include "banyan/train/apply_gradients.h"
+#include "banyan/train/exchange.h"
 #include "banyan/train/memory_keys.h"
-#include "banyan/train/passes.h"
 #include "banyan/train/sharing_observer.h"
+#include "banyan/train/spread.h"
 
 namespace banyan::train {
 namespace {
@@ -58,7 +59,10 @@ void check_critic_config(const Config& config) {
   algo::check_value_loss_options(loss_options(config.critic));
 }
 
-Critic::Critic(const Config& config, int64_t total_steps, std::vector<std::string>& notes)
+Critic::Critic(const Config& config,
+               int64_t total_steps,
+               std::vector<std::string>& notes,
+               parallel::Collectives* ranks)
     : config_(config),
       path_(config.critic_model_path.value_or(config.model.path)),
       schedule_(optim::schedule_from(config.critic.optim, total_steps)) {
@@ -71,7 +75,7 @@ Critic::Critic(const Config& config, int64_t total_steps, std::vector<std::strin
   model_ = models::load_model(path_, options);
   model_->set_recompute(critic_recompute(config));
   const OptimConfig& optim = config.critic.optim;
-  optimizer_ = std::make_unique<optim::AdamW>(model_->params(), adamw_options(optim));
+  optimizer_ = std::make_unique<optim::AdamW>(model_->params(), adamw_options(optim), ranks);
 }
 
 double Critic::learning_rate(int64_t step) const {
@@ -81,7 +85,7 @@ double Critic::learning_rate(int64_t step) const {
 TokenLists Critic::values(const Batch& batch, const Layout& layout) {
   const trie::PlanOptions options =
       plan_options(config_.sharing, layout, block_limits(config_.critic), /*for_backward=*/false);
-  return score_batch(batch, *model_, options, {}, "values", layout.observer).value;
+  return score_batch_over(batch, *model_, options, {}, "values", layout).value;
 }
 
 std::vector<CriticUpdate> Critic::update(const Batch& batch, const Layout& layout, int64_t step) {
@@ -94,6 +98,7 @@ std::vector<CriticUpdate> Critic::update(const Batch& batch, const Layout& layou
   for (const MiniBatch& mini_batch : mini_batches(options, batch, step)) {
     CriticUpdate update =
         accumulate_value_gradients(config_, batch, mini_batch.samples, layout, *model_);
+    optimizer_->reduce_gradients();
     const AppliedGradients applied =
         apply_gradients(critic.optim, learning_rate(step), update.loss, *model_, *optimizer_);
     update.grad_norm = applied.grad_norm;
@@ -109,38 +114,49 @@ CriticUpdate accumulate_value_gradients(const Config& config,
                                         const Layout& layout,
                                         models::CausalLM& model) {
   const algo::LossScale scale = loss_scale(config, batch, mini_batch);
-  const std::vector<Sample> samples = samples_of(batch, mini_batch);
-  const trie::Plan plan = trie::plan(
-      samples,
-      plan_options(config.sharing, layout, block_limits(config.critic), /*for_backward=*/true));
-  PassObserver* watching =
-      prepare_pass(layout.observer,
-                   {.name = "update_critic",
-                    .batch_keys = {"input_ids", "position_ids", "values", "returns"},
-                    .share = layout.share,
-                    .native = is_native(model.options())},
-                   samples,
-                   plan);
+  const trie::PlanOptions planning =
+      plan_options(config.sharing, layout, block_limits(config.critic), /*for_backward=*/true);
+  const std::vector<int64_t> own =
+      chosen(mini_batch, spread_groups(batch, mini_batch, planning, layout.ranks).own);
+  const std::vector<Sample> samples = samples_of(batch, own);
+  const trie::Plan plan = samples.empty() ? trie::Plan{} : trie::plan(samples, planning);
   CriticUpdate update;
   update.num_tokens = scale.num_tokens;
   update.warnings = plan.warnings;
   model.params().ensure_grads();
   model.params().zero_grads();
-  walk(
-      model,
-      plan,
-      {},
-      LossScope::kSample,
-      [&](const std::vector<int32_t>& which, const TokenOutputs& outputs) {
-        const algo::ValueLossResult loss = algo::value_loss(
-            value_tokens(batch, mini_batch, which, outputs), scale, loss_options(config.critic));
-        update.loss += loss.loss;
-        update.clipped_tokens += loss.clipped_tokens;
-        update.value_sum += loss.value_sum;
-        return TokenGradients{.value = loss.grad_value, .entropy = {}};
-      },
-      watching);
-  finish_pass(layout.observer);
+  if (!samples.empty()) {
+    PassObserver* watching =
+        prepare_pass(layout.observer,
+                     {.name = "update_critic",
+                      .batch_keys = {"input_ids", "position_ids", "values", "returns"},
+                      .share = layout.share,
+                      .native = is_native(model.options())},
+                     samples,
+                     plan);
+    walk(
+        model,
+        plan,
+        {},
+        LossScope::kSample,
+        [&](const std::vector<int32_t>& which, const TokenOutputs& outputs) {
+          const algo::ValueLossResult loss = algo::value_loss(
+              value_tokens(batch, own, which, outputs), scale, loss_options(config.critic));
+          update.loss += loss.loss;
+          update.clipped_tokens += loss.clipped_tokens;
+          update.value_sum += loss.value_sum;
+          return TokenGradients{.value = loss.grad_value, .entropy = {}};
+        },
+        watching);
+    finish_pass(layout.observer);
+  }
+  if (layout.ranks != nullptr) {
+    const std::vector<double> sums =
+        sum_numbers({update.loss, update.clipped_tokens, update.value_sum}, *layout.ranks);
+    update.loss = sums[0];
+    update.clipped_tokens = sums[1];
+    update.value_sum = sums[2];
+  }
   return update;
 }
 

@@ -32,8 +32,12 @@ struct CriticUpdate {
 
 class Critic {
  public:
-  // Loads the model; what is said about it is added to `notes`. Throws [config] for a bad value.
-  Critic(const Config& config, int64_t total_steps, std::vector<std::string>& notes);
+  // Loads the model; what is said about it is added to `notes`. `ranks` as optim::AdamW. Throws
+  // [config] for a bad value.
+  Critic(const Config& config,
+         int64_t total_steps,
+         std::vector<std::string>& notes,
+         parallel::Collectives* ranks = nullptr);
 
   // Values of the batch's tokens, without gradients.
   TokenLists values(const Batch& batch, const Layout& layout);

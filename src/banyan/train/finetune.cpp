@@ -15,6 +15,8 @@
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/calibrate.h"
 #include "banyan/train/clock.h"
+#include "banyan/train/exchange.h"
+#include "banyan/train/finetune_exchange.h"
 #include "banyan/train/memory_keys.h"
 #include "banyan/train/objective.h"
 #include "banyan/train/offload.h"
@@ -40,8 +42,8 @@ void add(const BatchResult& from, BatchResult& to) {
 
 class FinetuneRun {
  public:
-  FinetuneRun(const FinetuneConfig& config, FinetuneHost& host)
-      : config_(config), host_(host), num_steps_(total_steps(config)) {
+  FinetuneRun(const FinetuneConfig& config, FinetuneHost& host, parallel::Collectives& ranks)
+      : config_(config), host_(host), ranks_(ranks), num_steps_(total_steps(config)) {
     keep_freed_memory();
     schedule_ = optim::schedule_from(config.optim, num_steps_);
     // An unknown schedule fails here, before a model loads.
@@ -53,25 +55,32 @@ class FinetuneRun {
     model_ = models::load_model(config.model.path, finetune_load_options(config, &notes));
     model_->set_recompute(
         recompute_of(config.model.enable_gradient_checkpointing, /*recompute=*/{}, "model"));
-    optimizer_ = std::make_unique<optim::AdamW>(model_->params(), adamw_options(config.optim));
+    optimizer_ =
+        std::make_unique<optim::AdamW>(model_->params(), adamw_options(config.optim), &ranks_);
     resume();
     if (step_ == 0) {
       for (const std::string& note : notes) host_.say(note);
     }
     trie::CostModel cost;
     if (config.sharing.mode == "auto") {
-      std::filesystem::create_directories(config.trainer.default_local_dir);
-      cost = calibrate_once(*model_, config.trainer.default_local_dir + "/cost_model.json");
+      if (ranks_.is_first()) {
+        std::filesystem::create_directories(config.trainer.default_local_dir);
+        cost = calibrate_once(*model_, config.trainer.default_local_dir + "/cost_model.json");
+      }
+      cost = broadcast(cost, ranks_);
     }
     if (!config_.data.max_token_len_per_gpu && config.sharing.max_tokens_per_block == 0) {
-      config_.data.max_token_len_per_gpu =
-          token_budget_once(config.trainer.default_local_dir,
-                            "model",
-                            "data.max_token_len_per_gpu",
-                            bytes_per_token(*model_),
-                            {.free_bytes = free_memory_bytes(model_->options().device),
-                             .reserved_bytes = coming_bytes(*model_, step_ == 0)},
-                            [&](const std::string& line) { host_.say(line); });
+      MemoryLeft left{.free_bytes = free_memory_bytes(model_->options().device),
+                      .reserved_bytes = coming_bytes(*model_, step_ == 0)};
+      if (model_->options().device.is_cpu()) left.free_bytes /= ranks_.size();
+      config_.data.max_token_len_per_gpu = of_first(ranks_, [&] {
+        return token_budget_once(config.trainer.default_local_dir,
+                                 "model",
+                                 "data.max_token_len_per_gpu",
+                                 bytes_per_token(*model_),
+                                 left,
+                                 [&](const std::string& line) { host_.say(line); });
+      });
     }
     const OffloadOptions away = offload_of(config.engine, /*megatron=*/{}, config.offload_dir);
     if (wants_folder(away)) host_.say(kWantsFolder);
@@ -87,7 +96,7 @@ class FinetuneRun {
       host_.log(step_, metrics);
     }
     while (step_ < num_steps_) {
-      if (host_.should_stop()) {
+      if (ranks_.any(host_.should_stop())) {
         summary_.stopped_early = true;
         break;
       }
@@ -101,8 +110,13 @@ class FinetuneRun {
  private:
   void resume() {
     const FinetuneTrainerConfig& trainer = config_.trainer;
-    const std::optional<checkpoint::Found> found = find_checkpoint(
-        trainer.resume_mode, trainer.resume_from_path, trainer.default_local_dir, host_);
+    std::optional<checkpoint::Found> found;
+    if (ranks_.is_first()) {
+      found = find_checkpoint(
+          trainer.resume_mode, trainer.resume_from_path, trainer.default_local_dir, host_);
+    }
+    const std::string path = ranks_.broadcast_bytes(found ? found->path : "", 0);
+    if (!path.empty() && !found) found = checkpoint::Found{path, {}};
     if (!found) return;
     const checkpoint::TrainerState state = checkpoint::load(
         found->path, *model_, *optimizer_, {.verified = trainer.resume_mode == "auto"});
@@ -119,7 +133,7 @@ class FinetuneRun {
     model_->params().ensure_grads();
     model_->params().zero_grads();
     reset_peak_resident();
-    const BatchResult result = objective_->train(rows, host_.examples(rows, /*validation=*/false));
+    const BatchResult result = gradients(rows);
     const double lr = optim::learning_rate(schedule_, step_);
     const AppliedGradients applied =
         apply_gradients(config_.optim, lr, result.loss, *model_, *optimizer_);
@@ -132,9 +146,22 @@ class FinetuneRun {
     metrics["timing_s/update"] = stage.lap();
     metrics["timing_s/step"] = whole.lap();
     metrics["perf/time_per_step"] = metrics["timing_s/step"];
-    metrics["perf/throughput"] =
-        static_cast<double>(result.logical_tokens) / std::max(1e-9, metrics["timing_s/step"]);
+    metrics["perf/throughput"] = static_cast<double>(result.logical_tokens) /
+                                 std::max(1e-9, metrics["timing_s/step"]) /
+                                 static_cast<double>(ranks_.size());
     finish(metrics);
+  }
+
+  // The batch's figures; its gradients, or over several ranks the sums of what the optimizer owns.
+  BatchResult gradients(const std::vector<int64_t>& rows) {
+    RowsOfRank own = spread_rows(rows, host_.examples(rows, /*validation=*/false), ranks_);
+    BatchResult result;
+    if (!own.rows.empty()) result = objective_->train(own.rows, std::move(own.examples));
+    double share = 1.0;
+    result = merge_batch(result, ranks_, share);
+    scale_gradients(model_->params(), share);
+    optimizer_->reduce_gradients();
+    return result;
   }
 
   // Validates where due, logs, saves where due, and stops a run whose updates have become
@@ -186,7 +213,11 @@ class FinetuneRun {
     for (int64_t begin = 0; begin < config_.num_val_rows; begin += size) {
       std::vector<int64_t> rows(std::min(size, config_.num_val_rows - begin));
       std::iota(rows.begin(), rows.end(), begin);
-      add(objective_->score(rows, host_.examples(rows, /*validation=*/true)), all);
+      RowsOfRank own = spread_rows(rows, host_.examples(rows, /*validation=*/true), ranks_);
+      BatchResult result;
+      if (!own.rows.empty()) result = objective_->score(own.rows, std::move(own.examples));
+      double share = 1.0;
+      add(merge_batch(result, ranks_, share), all);
     }
     metrics["val/loss"] = all.loss;
     for (const auto& [name, metric] : all.metrics) metrics["val/" + name] = algo::value_of(metric);
@@ -198,12 +229,16 @@ class FinetuneRun {
     state.global_step = step_;
     state.skipped_in_a_row = skipped_in_a_row_;
     state.extra = host_.save_state();
-    checkpoint::save(trainer.default_local_dir,
-                     *model_,
-                     *optimizer_,
-                     state,
-                     config_.model.path,
-                     trainer.max_ckpt_to_keep.value_or(0));
+    optimizer_->gather_moments();
+    if (ranks_.is_first()) {
+      checkpoint::save(trainer.default_local_dir,
+                       *model_,
+                       *optimizer_,
+                       state,
+                       config_.model.path,
+                       trainer.max_ckpt_to_keep.value_or(0));
+    }
+    optimizer_->take_moments();
     model_->params().rest();
     saved_step_ = step_;
     summary_.checkpoint = checkpoint::step_path(trainer.default_local_dir, step_);
@@ -211,6 +246,7 @@ class FinetuneRun {
 
   FinetuneConfig config_;  // with the token budget that was chosen
   FinetuneHost& host_;
+  parallel::Collectives& ranks_;
   int64_t num_steps_ = 0;
   int64_t step_ = 0;
   int64_t saved_step_ = -1;
@@ -226,8 +262,11 @@ class FinetuneRun {
 
 }  // namespace
 
-TrainSummary finetune(const FinetuneConfig& config, FinetuneHost& host) {
-  return FinetuneRun(config, host).run();
+TrainSummary finetune(const FinetuneConfig& config,
+                      FinetuneHost& host,
+                      parallel::Collectives* ranks) {
+  parallel::Collectives alone;
+  return FinetuneRun(config, host, ranks != nullptr ? *ranks : alone).run();
 }
 
 }  // namespace banyan::train

@@ -9,7 +9,10 @@
 namespace banyan::train {
 
 // Throws [config] for a bad value and FileError for a bad model or checkpoint before anything is
-// computed. A run that was killed and started again gives the bits of one that was not.
-TrainSummary finetune(const FinetuneConfig& config, FinetuneHost& host);
+// computed. A run that was killed and started again gives the bits of one that was not. `ranks`: as
+// train; each is given all rows and computes its part of a batch.
+TrainSummary finetune(const FinetuneConfig& config,
+                      FinetuneHost& host,
+                      parallel::Collectives* ranks = nullptr);
 
 }  // namespace banyan::train

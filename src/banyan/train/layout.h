@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "banyan/core/config.h"
+#include "banyan/parallel/collectives.h"
 #include "banyan/trie/plan.h"
 
 namespace banyan::train {
@@ -16,7 +17,8 @@ class SharingObserver;
 struct Layout {
   bool share = true;
   trie::CostModel cost;  // calibrated at the start of the run, or the unitless default
-  SharingObserver* observer = nullptr;  // watches the passes; may be null
+  SharingObserver* observer = nullptr;     // watches the passes; may be null
+  parallel::Collectives* ranks = nullptr;  // that share the samples of a pass; null: this one alone
 };
 
 // Limits of one block, from the micro-batch keys of a role.

@@ -35,7 +35,8 @@ void timing_metrics(const StepResult& result, Metrics& metrics) {
     metrics["timing_per_token_ms/update_critic"] = 1e3 * seconds.update_critic / tokens;
   }
   metrics["perf/time_per_step"] = seconds.step;
-  metrics["perf/throughput"] = tokens / std::max(1e-9, seconds.step);
+  metrics["perf/throughput"] =
+      tokens / std::max(1e-9, seconds.step) / static_cast<double>(result.num_ranks);
 }
 
 void memory_metrics(const StepResult& result, Metrics& metrics) {

@@ -54,11 +54,46 @@ void length_metrics(const Config& config, const Batch& batch, Metrics& metrics) 
   metrics["response/aborted_ratio"] = aborted / size;
   metrics["reward/failed"] = failed;
   metrics["perf/total_num_tokens"] = tokens;
-  // One rank holds the whole batch.
-  for (const char* name : {"min", "max", "mean", "balanced_min", "balanced_max"}) {
-    metrics[std::string("global_seqlen/") + name] = tokens;
+}
+
+// Tokens of a rank: as the prompts were dealt out for the rollout, and ("balanced") as the updates
+// spread the groups by modelled time, a mean over epochs.
+void rank_metrics(const Config& config, const StepResult& result, Metrics& metrics) {
+  const Batch& batch = result.batch;
+  std::vector<double> dealt(result.num_ranks, 0.0), spread(result.num_ranks, 0.0);
+  int64_t group = -1, row = -1;
+  for (int64_t i = 0; i < batch.size(); ++i) {
+    const Trajectory& t = batch.trajectories[i];
+    if (group < 0 || t.row != row) ++group;
+    row = t.row;
+    dealt[group % result.num_ranks] += static_cast<double>(t.prompt.size() + t.response.size());
   }
-  metrics["global_seqlen/minmax_diff"] = 0.0;
+  double imbalance = 0.0;
+  for (const UpdateResult& update : result.updates) {
+    imbalance += update.dp_imbalance;
+    for (size_t r = 0; r < update.rank_tokens.size(); ++r) {
+      spread[r] +=
+          static_cast<double>(update.rank_tokens[r]) / static_cast<double>(config.actor.ppo_epochs);
+    }
+  }
+  const bool is_spread = result.num_ranks > 1 && !result.updates.empty();
+  const std::vector<double>& balanced = is_spread ? spread : dealt;
+  const auto [low, high] = std::minmax_element(dealt.begin(), dealt.end());
+  const auto [even_low, even_high] = std::minmax_element(balanced.begin(), balanced.end());
+  double sum = 0.0;
+  for (const double tokens : dealt) sum += tokens;
+  metrics["global_seqlen/min"] = *low;
+  metrics["global_seqlen/max"] = *high;
+  metrics["global_seqlen/mean"] = sum / static_cast<double>(result.num_ranks);
+  metrics["global_seqlen/minmax_diff"] = *high - *low;
+  metrics["global_seqlen/balanced_min"] = *even_low;
+  metrics["global_seqlen/balanced_max"] = *even_high;
+  for (const auto& [op, bytes] : result.sent_bytes) {
+    metrics["comm/dp/" + op + "_bytes"] = static_cast<double>(bytes);
+  }
+  if (is_spread) {
+    metrics["trie/dp_imbalance"] = imbalance / static_cast<double>(result.updates.size());
+  }
 }
 
 void group_metrics(const Batch& batch, Metrics& metrics) {
@@ -142,6 +177,7 @@ void variance_metrics(const StepResult& result, Metrics& metrics) {
 
 void data_metrics(const Config& config, const StepResult& result, Metrics& metrics) {
   length_metrics(config, result.batch, metrics);
+  rank_metrics(config, result, metrics);
   group_metrics(result.batch, metrics);
   reward_metrics(result.batch, metrics);
   variance_metrics(result, metrics);

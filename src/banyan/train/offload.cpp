@@ -50,11 +50,9 @@ void move_into(const std::shared_ptr<SpareMemory>& memory, const Storages& stora
 Storages moments_of(optim::AdamW& optimizer) {
   Storages out;
   std::unordered_set<c10::StorageImpl*> seen;
-  for (auto* moments : {&optimizer.first_moments(), &optimizer.second_moments()}) {
-    for (const at::Tensor& moment : *moments) {
-      c10::StorageImpl* storage = moment.storage().unsafeGetStorageImpl();
-      if (seen.insert(storage).second) out.push_back(storage);
-    }
+  for (const at::Tensor& moment : optimizer.held_moments()) {
+    c10::StorageImpl* storage = moment.storage().unsafeGetStorageImpl();
+    if (seen.insert(storage).second) out.push_back(storage);
   }
   return out;
 }

@@ -7,6 +7,7 @@
 
 #include "banyan/core/profile.h"
 #include "banyan/train/clock.h"
+#include "banyan/train/exchange.h"
 
 namespace banyan::train {
 namespace {
@@ -160,13 +161,17 @@ RolloutResult run_rollout(const Generation& with,
                           int64_t step) {
   const profile::PhaseScope phase(profile::Phase::kRollout);
   const bool validation = kind == RolloutKind::kValidation;
+  if (with.ranks != nullptr) work = share_of(std::move(work), *with.ranks);
   Collector collector(with, std::move(work), kind);
   Clock clock;
-  rollout::GenerateStats stats = with.generator.generate(
-      collector.prompts(),
-      sampling_params(with.config, kind, step),
-      [&](Trajectory&& trajectory) { collector.take(std::move(trajectory)); },
-      [&] { return collector.has_enough(); });
+  rollout::GenerateStats stats;
+  if (!collector.prompts().empty()) {  // more ranks than prompts leave some without
+    stats = with.generator.generate(
+        collector.prompts(),
+        sampling_params(with.config, kind, step),
+        [&](Trajectory&& trajectory) { collector.take(std::move(trajectory)); },
+        [&] { return collector.has_enough(); });
+  }
   const double generate_seconds = clock.lap();
   RolloutResult result = collector.sorted();
   result.stats = stats;
@@ -183,7 +188,7 @@ RolloutResult run_rollout(const Generation& with,
   }
   drop_scores_of(result.unfinished, result.scores);
   result.wait_seconds = clock.lap();
-  return result;
+  return with.ranks != nullptr ? exchange(std::move(result), *with.ranks) : std::move(result);
 }
 
 void append(RolloutResult from, RolloutResult& to) {

@@ -9,6 +9,7 @@
 
 #include "banyan/core/config.h"
 #include "banyan/core/host.h"
+#include "banyan/parallel/collectives.h"
 #include "banyan/rollout/engine.h"
 #include "banyan/train/reward_model.h"
 #include "banyan/train/unfinished.h"
@@ -45,11 +46,12 @@ struct Generation {
   rollout::Generator& generator;
   RewardModel* reward_model;  // null: the host scores alone
   Host& host;
+  parallel::Collectives* ranks = nullptr;  // that share the prompts; null: this one alone
 };
 
 rollout::EngineOptions engine_options(const Config& config);
 
-// `step` keys the noise.
+// `step` keys the noise, so that every rank draws for its prompts what one process would.
 RolloutResult run_rollout(const Generation& with, RolloutWork work, RolloutKind kind, int64_t step);
 
 // Adds the trajectories, scores and figures of `from`.

@@ -1,10 +1,12 @@
 #include "banyan/train/step.h"
 
+#include <algorithm>
+
 #include "banyan/core/memory.h"
 #include "banyan/core/profile.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/correction.h"
-#include "banyan/train/passes.h"
+#include "banyan/train/spread.h"
 
 namespace banyan::train {
 namespace {
@@ -28,22 +30,28 @@ void set_old_log_prob(const Config& config,
                       const trie::PlanOptions& plan,
                       size_t num_updates,
                       models::CausalLM& actor,
-                      SharingObserver* observer,
+                      const Layout& layout,
                       Batch& batch) {
   const bool bypass = config.algorithm.rollout_correction.bypass_mode;
   if (bypass) batch.old_log_prob = rollout_log_probs(batch);
   if (bypass ? !needs_sum_squares(config) : !needs_old_log_prob(config, num_updates)) return;
-  BatchScores scores = score_batch(batch,
-                                   actor,
-                                   plan,
-                                   {.temperature = config.rollout.train.temperature,
-                                    .with_entropy = true,
-                                    .with_sum_squares = needs_sum_squares(config)},
-                                   "old_log_prob",
-                                   observer);
+  BatchScores scores = score_batch_over(batch,
+                                        actor,
+                                        plan,
+                                        {.temperature = config.rollout.train.temperature,
+                                         .with_entropy = true,
+                                         .with_sum_squares = needs_sum_squares(config)},
+                                        "old_log_prob",
+                                        layout);
   if (!bypass) batch.old_log_prob = std::move(scores.value);
   batch.old_entropy = std::move(scores.entropy);
   batch.sum_squares = std::move(scores.sum_squares);
+}
+
+// Of the rank that has most.
+int64_t most(int64_t value, parallel::Collectives& ranks) {
+  const std::vector<double> all = ranks.all_gather_number(static_cast<double>(value));
+  return static_cast<int64_t>(*std::max_element(all.begin(), all.end()));
 }
 
 }  // namespace
@@ -53,6 +61,8 @@ StepResult run_step(StepContext& context, int64_t step) {
   const Config& config = context.config;
   StepResult out;
   Clock whole, stage;
+  std::map<std::string, parallel::Traffic> sent_before;
+  if (context.generation.ranks != nullptr) sent_before = context.generation.ranks->traffic();
 
   // 1. Prompts to scored trajectories, and the one decision on how all passes lay them out.
   SampledBatch sampled = sample_batch(context.generation, step, context.unfinished);
@@ -74,19 +84,21 @@ StepResult run_step(StepContext& context, int64_t step) {
                              limits,
                              samples_of(batch, valid_of(batch)));
   out.share = out.share && !context.sharing_failed;
-  Layout layout{out.share, context.cost, context.observer};
+  if (context.generation.ranks != nullptr) {  // free memory and with it limits may differ
+    out.share = context.generation.ranks->broadcast_bytes(out.share ? "1" : "0", 0) == "1";
+  }
+  Layout layout{out.share, context.cost, context.observer, context.generation.ranks};
   const trie::PlanOptions scoring =
       plan_options(config.sharing, layout, limits, /*for_backward=*/false);
 
   // 2. Log-probabilities before the update, and of the reference; values of the critic.
   const size_t num_updates = mini_batches(actor_mini_batches(config), batch, step).size();
-  set_old_log_prob(config, scoring, num_updates, context.actor, context.observer, batch);
+  set_old_log_prob(config, scoring, num_updates, context.actor, layout, batch);
   out.seconds.old_log_prob = stage.lap();
   if (context.reference != nullptr) {
     const HeadSpec head{.temperature = config.rollout.train.temperature};
     batch.ref_log_prob =
-        score_batch(batch, *context.reference, scoring, head, "ref_log_prob", context.observer)
-            .value;
+        score_batch_over(batch, *context.reference, scoring, head, "ref_log_prob", layout).value;
     context.reference->params().rest();
   }
   out.seconds.ref = stage.lap();
@@ -124,6 +136,14 @@ StepResult run_step(StepContext& context, int64_t step) {
     layout.share = layout.share && !context.sharing_failed;
   }
   out.update_peak_bytes = peak_resident_bytes();
+  if (layout.ranks != nullptr) {
+    out.num_ranks = layout.ranks->size();
+    for (const auto& [op, traffic] : layout.ranks->traffic()) {
+      out.sent_bytes[op] = traffic.bytes - sent_before[op].bytes;
+    }
+    out.state_bytes = most(out.state_bytes, *layout.ranks);
+    out.update_peak_bytes = most(out.update_peak_bytes, *layout.ranks);
+  }
   out.seconds.update_actor = stage.lap();
   out.seconds.step = whole.lap();
   return out;

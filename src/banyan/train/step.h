@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,8 @@ struct StepResult {
   StageSeconds seconds;
   int64_t state_bytes = 0;        // resident when the update began, gradients and moments included
   int64_t update_peak_bytes = 0;  // highest resident bytes during the updates
+  int64_t num_ranks = 1;          // data-parallel ranks; both figures above are their highest
+  std::map<std::string, int64_t> sent_bytes;  // from this rank, by collective operation
 };
 
 // `step` counts from 1. A batch with more failed scores than banyan.reward.max_failed_frac allows,

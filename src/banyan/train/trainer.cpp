@@ -14,6 +14,7 @@
 #include "banyan/train/calibrate.h"
 #include "banyan/train/checks.h"
 #include "banyan/train/clock.h"
+#include "banyan/train/exchange.h"
 #include "banyan/train/memory_keys.h"
 #include "banyan/train/metrics.h"
 #include "banyan/train/offload.h"
@@ -37,20 +38,24 @@ bool cuts_by_samples(const Role& role) {
 
 class Run {
  public:
-  Run(const Config& config, Host& host, const GeneratorFactory& make_generator)
+  Run(const Config& config,
+      Host& host,
+      const GeneratorFactory& make_generator,
+      parallel::Collectives& ranks)
       : config_(config),
         host_(host),
-        observer_(config.sharing, RankInfo{.global_rank = 0}, [&host](const std::string& line) {
-          host.say(line);
-        }) {
+        ranks_(ranks),
+        observer_(config.sharing,
+                  RankInfo{.global_rank = ranks.rank()},
+                  [&host](const std::string& line) { host.say(line); }) {
     keep_freed_memory();
     for (const std::string& line : check_config(config)) host_.say(line);
     num_steps_ = total_steps(config);
     schedule_ = optim::schedule_from(config.actor.optim, num_steps_);
     actor_ = models::load_model(config.model.path, {compute_options(config), true});
     actor_->set_recompute(actor_recompute(config));
-    optimizer_ =
-        std::make_unique<optim::AdamW>(actor_->params(), adamw_options(config.actor.optim));
+    optimizer_ = std::make_unique<optim::AdamW>(
+        actor_->params(), adamw_options(config.actor.optim), &ranks_);
     if (config.actor.use_kl_loss || config.algorithm.use_kl_in_reward) {
       reference_ = models::load_model(config.ref_model_path.value_or(config.model.path),
                                       {compute_options(config), false});
@@ -60,14 +65,13 @@ class Run {
     }
     if (wants_critic(config)) {
       std::vector<std::string> notes;
-      critic_ = std::make_unique<Critic>(config_, num_steps_, notes);
+      critic_ = std::make_unique<Critic>(config_, num_steps_, notes, &ranks_);
       critic_notes_ = std::move(notes);
     }
     if (config.reward_model.enable) reward_model_ = std::make_unique<RewardModel>(config_);
     resume();
     if (config.sharing.mode == "auto") {
-      std::filesystem::create_directories(config.trainer.default_local_dir);
-      cost_ = calibrate_once(*actor_, config.trainer.default_local_dir + "/cost_model.json");
+      cost_ = calibrated_cost();
     }
     choose_token_budgets();
     offload_memory();
@@ -98,7 +102,7 @@ class Run {
                         .observer = &observer_,
                         .verify = verify_schedule(config_.sharing.verify)};
     while (step_ < num_steps_) {
-      if (host_.should_stop()) {
+      if (ranks_.any(host_.should_stop())) {
         summary_.stopped_early = true;
         break;
       }
@@ -128,7 +132,10 @@ class Run {
   // Where no key bounds the blocks.
   void choose_token_budgets() {
     const RolloutConfig& rollout = config_.rollout;
+    // The processes of a machine share its memory; those of other machines are counted too, which
+    // errs on the safe side.
     MemoryLeft left{.free_bytes = free_memory_bytes(actor_->options().device)};
+    if (actor_->options().device.is_cpu()) left.free_bytes /= ranks_.size();
     if (!rollout.enable_sleep_mode || !rollout.free_cache_engine) {
       left.reserved_bytes = static_cast<int64_t>(rollout.gpu_memory_utilization *
                                                  static_cast<double>(left.free_bytes));
@@ -141,12 +148,14 @@ class Run {
                             bool by_samples,
                             std::optional<int64_t>& tokens) {
       if (tokens || by_samples || config_.sharing.max_tokens_per_block > 0) return;
-      tokens = token_budget_once(config_.trainer.default_local_dir,
+      tokens = of_first(ranks_, [&] {
+        return token_budget_once(config_.trainer.default_local_dir,
                                  role,
                                  key + "ppo_max_token_len_per_gpu",
                                  bytes_per_token(model),
                                  left,
                                  [&](const std::string& line) { host_.say(line); });
+      });
     };
     choose("actor",
            "actor_rollout_ref.actor.",
@@ -168,7 +177,20 @@ class Run {
     if (reference_) offload(reference_offload(config_), *reference_, /*optimizer=*/nullptr);
   }
 
-  Generation generation() { return {config_, *generator_, reward_model_.get(), host_}; }
+  Generation generation() {
+    return {
+        config_, *generator_, reward_model_.get(), host_, ranks_.is_alone() ? nullptr : &ranks_};
+  }
+
+  // Measured by the first rank, while the others wait: all must plan alike.
+  trie::CostModel calibrated_cost() {
+    trie::CostModel cost;
+    if (ranks_.is_first()) {
+      std::filesystem::create_directories(config_.trainer.default_local_dir);
+      cost = calibrate_once(*actor_, config_.trainer.default_local_dir + "/cost_model.json");
+    }
+    return broadcast(cost, ranks_);
+  }
 
   // Whoever generates learns of new weights once, before it generates with them.
   void hand_over_weights() {
@@ -185,8 +207,13 @@ class Run {
 
   void resume() {
     const TrainerConfig& trainer = config_.trainer;
-    const std::optional<checkpoint::Found> found = find_checkpoint(
-        trainer.resume_mode, trainer.resume_from_path, trainer.default_local_dir, host_);
+    std::optional<checkpoint::Found> found;
+    if (ranks_.is_first()) {
+      found = find_checkpoint(
+          trainer.resume_mode, trainer.resume_from_path, trainer.default_local_dir, host_);
+    }
+    const std::string path = ranks_.broadcast_bytes(found ? found->path : "", 0);
+    if (!path.empty() && !found) found = checkpoint::Found{path, {}};
     if (!found) {
       for (const std::string& note : critic_notes_) host_.say("critic: " + note);
       return;
@@ -266,6 +293,21 @@ class Run {
   // `position` is the host's place in the data after step step_, `unfinished` what its rollouts cut
   // off.
   void save(const std::string& position, const std::vector<UnfinishedGroup>& unfinished) {
+    saved_step_ = step_;
+    summary_.checkpoint = checkpoint::step_path(config_.trainer.default_local_dir, step_);
+    optimizer_->gather_moments();
+    if (critic_) critic_->optimizer().gather_moments();
+    if (ranks_.is_first()) write_checkpoint(position, unfinished);
+    optimizer_->take_moments();
+    actor_->params().rest();
+    if (critic_) {
+      critic_->optimizer().take_moments();
+      critic_->model().params().rest();
+    }
+  }
+
+  void write_checkpoint(const std::string& position,
+                        const std::vector<UnfinishedGroup>& unfinished) {
     checkpoint::TrainerState state;
     state.global_step = step_;
     state.skipped_in_a_row = skipped_in_a_row_;
@@ -280,14 +322,11 @@ class Run {
                      config_.model.path,
                      config_.trainer.max_actor_ckpt_to_keep.value_or(0),
                      critic_ ? &critic : nullptr);
-    actor_->params().rest();
-    if (critic_) critic_->model().params().rest();
-    saved_step_ = step_;
-    summary_.checkpoint = checkpoint::step_path(config_.trainer.default_local_dir, step_);
   }
 
   Config config_;  // with the token budgets that were chosen
   Host& host_;
+  parallel::Collectives& ranks_;
   SharingObserver observer_;
   int64_t num_steps_ = 0;
   int64_t step_ = 0;
@@ -313,8 +352,12 @@ class Run {
 
 }  // namespace
 
-TrainSummary train(const Config& config, Host& host, const GeneratorFactory& make_generator) {
-  return Run(config, host, make_generator).run();
+TrainSummary train(const Config& config,
+                   Host& host,
+                   const GeneratorFactory& make_generator,
+                   parallel::Collectives* ranks) {
+  parallel::Collectives alone;
+  return Run(config, host, make_generator, ranks != nullptr ? *ranks : alone).run();
 }
 
 }  // namespace banyan::train

@@ -193,7 +193,7 @@ TEST(Train, FailedScoresAreLeftOutAndTooManyStopTheRun) {
   FakeHost some(prompts(), [](const Trajectory& trajectory) {
     Score score = lucky_share(trajectory);
     if (trajectory.index == 0 && trajectory.row < 2)
-      score = {trajectory.row, 0, true, "timeout", 0.0, {}};
+      score = {trajectory.row, 0, true, "timeout", 0.0, {}, {}};
     return score;
   });
   train(config, some);
@@ -201,7 +201,7 @@ TEST(Train, FailedScoresAreLeftOutAndTooManyStopTheRun) {
 
   config.trainer.default_local_dir = scratch / "run2";
   FakeHost most(prompts(), [](const Trajectory& trajectory) {
-    return Score{trajectory.row, trajectory.index, true, "timeout", 0.0, {}};
+    return Score{trajectory.row, trajectory.index, true, "timeout", 0.0, {}, {}};
   });
   EXPECT_THROW(train(config, most), std::invalid_argument);
 }

@@ -1,116 +1,19 @@
 #include "banyan/train/update.h"
 
-#include <ATen/ops/cat.h>
-
 #include <algorithm>
+#include <optional>
 
 #include "banyan/core/profile.h"
+#include "banyan/parallel/gradient_sum.h"
 #include "banyan/train/apply_gradients.h"
-#include "banyan/train/correction.h"
+#include "banyan/train/exchange.h"
+#include "banyan/train/loss_inputs.h"
 #include "banyan/train/sharing_observer.h"
+#include "banyan/train/spread.h"
 #include "banyan/train/verify.h"
 
 namespace banyan::train {
 namespace {
-
-// Weight and mask of the samples of one mini-batch.
-struct SampleWeights {
-  TokenLists weight;  // per sample; empty: 1
-  TokenLists mask;    // per sample
-  algo::LossScale scale;
-  algo::MetricMap metrics;
-};
-
-SampleWeights stored_weights(const Batch& batch, const std::vector<int64_t>& samples) {
-  SampleWeights out;
-  for (const int64_t i : samples) {
-    if (!batch.weight.empty()) out.weight.push_back(batch.weight[i]);
-    out.mask.push_back(loss_mask(batch, batch.keep, i));
-  }
-  return out;
-}
-
-// Bypass mode: from a pass without gradients over the whole mini-batch (T35).
-SampleWeights bypass_weights(const Batch& batch,
-                             const std::vector<int64_t>& samples,
-                             const algo::CorrectionOptions& options,
-                             const SampleScores& scores) {
-  algo::PerToken log_prob;
-  for (const at::Tensor& values : scores.value) {
-    const at::Tensor wide = values.to(at::kDouble).contiguous();
-    const double* begin = wide.const_data_ptr<double>();
-    log_prob.emplace_back(begin, begin + wide.numel());
-  }
-  Correction correction = correct(batch, samples, log_prob, options);
-  SampleWeights out;
-  out.weight = std::move(correction.weight);
-  out.metrics = std::move(correction.metrics);
-  for (size_t k = 0; k < samples.size(); ++k) {
-    out.mask.push_back(correction.keep.empty() ? loss_mask(batch, {}, samples[k])
-                                               : correction.keep[k]);
-  }
-  return out;
-}
-
-SampleWeights sample_weights(const Config& config,
-                             const Batch& batch,
-                             const std::vector<int64_t>& samples,
-                             const Layout& layout,
-                             models::CausalLM& model) {
-  const CorrectionConfig& correction = config.algorithm.rollout_correction;
-  const algo::CorrectionOptions options = correction_options(correction);
-  SampleWeights out;
-  if (correction.bypass_mode && algo::corrects(options)) {
-    const trie::Plan plan = trie::plan(
-        samples_of(batch, samples),
-        plan_options(config.sharing, layout, block_limits(config.actor), /*for_backward=*/false));
-    out = bypass_weights(
-        batch,
-        samples,
-        options,
-        score_samples(model, plan, {.temperature = config.rollout.train.temperature}));
-  } else {
-    out = stored_weights(batch, samples);
-  }
-  for (const at::Tensor& mask : out.mask) {
-    const auto kept = mask.sum().item<double>();
-    out.scale.num_tokens += kept;                       // T8
-    out.scale.num_sequences += kept > 0.0 ? 1.0 : 0.0;  // T9
-  }
-  out.scale.sequence_norm = config.actor.loss_scale_factor.value_or(
-      static_cast<double>(config.rollout.response_length));  // T10
-  return out;
-}
-
-// The tensors of some samples of the mini-batch, one after the other.
-algo::LossTokens loss_tokens(const Config& config,
-                             const Batch& batch,
-                             const std::vector<int64_t>& mini_batch,
-                             const SampleWeights& weights,
-                             const std::vector<int32_t>& samples,
-                             const TokenOutputs& outputs) {
-  algo::LossTokens tokens;
-  tokens.log_prob = outputs.value;
-  tokens.entropy = outputs.entropy;
-  tokens.offsets = outputs.offsets;
-  TokenLists advantage, old_log_prob, ref_log_prob, mask, weight;
-  for (const int32_t k : samples) {
-    const int64_t i = mini_batch[k];
-    const Trajectory& trajectory = batch.trajectories[i];
-    advantage.push_back(batch.advantage[i]);
-    mask.push_back(weights.mask[k]);
-    if (!batch.old_log_prob.empty()) old_log_prob.push_back(batch.old_log_prob[i]);
-    if (!batch.ref_log_prob.empty()) ref_log_prob.push_back(batch.ref_log_prob[i]);
-    if (!weights.weight.empty()) weight.push_back(weights.weight[k]);
-    tokens.sequence.push_back(trajectory.row * config.rollout.train.n + trajectory.index);
-  }
-  tokens.advantage = at::cat(advantage);
-  tokens.mask = at::cat(mask);
-  if (!old_log_prob.empty()) tokens.old_log_prob = at::cat(old_log_prob);
-  if (!ref_log_prob.empty()) tokens.ref_log_prob = at::cat(ref_log_prob);
-  if (!weight.empty()) tokens.weight = at::cat(weight);
-  return tokens;
-}
 
 void add(const algo::LossMetrics& from, algo::LossMetrics& to) {
   to.loss += from.loss;
@@ -161,67 +64,153 @@ MiniBatchOptions actor_mini_batches(const Config& config) {
           .epochs = config.actor.ppo_epochs};
 }
 
-UpdateResult accumulate_gradients(const Config& config,
-                                  const Batch& batch,
-                                  const MiniBatch& mini_batch,
-                                  const Layout& layout,
-                                  models::CausalLM& model) {
-  const std::vector<int64_t>& samples = mini_batch.samples;
-  algo::LossOptions options = loss_options(config);
-  options.step = static_cast<uint64_t>(mini_batch.step);
-  options.mini_batch = static_cast<uint64_t>(mini_batch.number);
-  SampleWeights weights = sample_weights(config, batch, samples, layout, model);
-  const std::vector<Sample> paths = samples_of(batch, samples);
-  const trie::Plan plan = [&] {
-    const profile::Scope timed("plan");
-    return trie::plan(
-        paths,
-        plan_options(config.sharing, layout, block_limits(config.actor), /*for_backward=*/true));
-  }();
+namespace {
 
-  UpdateResult result;
-  result.num_tokens = weights.scale.num_tokens;
-  result.num_sequences = weights.scale.num_sequences;
-  result.logical_tokens = plan.num_logical;
-  result.unique_tokens = plan.num_unique;
-  result.computed_tokens = plan.num_computed;
-  result.num_blocks = static_cast<int64_t>(plan.blocks.size());
-  result.warnings = plan.warnings;
-  result.log_prob.resize(samples.size());
-  result.correction = std::move(weights.metrics);
+// True for a loss that must see all tokens of the mini-batch in one call.
+bool is_whole(const algo::LossOptions& options) {
+  return algo::policy_loss(options.loss_mode).scope == algo::PolicyScope::kMiniBatch;
+}
 
-  model.params().ensure_grads();
-  model.params().zero_grads();
-  const bool whole = algo::policy_loss(options.loss_mode).scope == algo::PolicyScope::kMiniBatch;
+// What one rank's part of a mini-batch is computed from.
+struct Part {
+  const std::vector<int64_t>& samples;  // of the mini-batch
+  std::vector<int64_t> own;             // their places that this rank computes
+  std::vector<Sample> paths;            // of those
+  trie::Plan plan;
+};
+
+Part part_of(const Batch& batch,
+             const std::vector<int64_t>& samples,
+             const trie::PlanOptions& options,
+             const Spread& spread) {
+  const profile::Scope timed("plan");
+  Part part{samples, spread.own, samples_of(batch, chosen(samples, spread.own)), {}};
+  if (!part.paths.empty()) part.plan = trie::plan(part.paths, options);
+  return part;
+}
+
+void count(const Part& part, UpdateResult& result) {
+  result.logical_tokens = part.plan.num_logical;
+  result.unique_tokens = part.plan.num_unique;
+  result.computed_tokens = part.plan.num_computed;
+  result.num_blocks = static_cast<int64_t>(part.plan.blocks.size());
+  result.warnings = part.plan.warnings;
+  result.log_prob.resize(part.samples.size());
+}
+
+// The loss of a mini-batch, ready to be asked for.
+struct Losses {
+  SampleWeights weights;
+  algo::LossOptions options;
+  HeadSpec head;
+  std::optional<WholeLoss> whole;  // over several ranks, if it compares all tokens
+};
+
+Losses losses_of(const Config& config,
+                 const Batch& batch,
+                 const MiniBatch& mini_batch,
+                 const Layout& layout,
+                 models::CausalLM& model) {
+  Losses losses;
+  // Weights and normalisers are those of the whole mini-batch, on every rank.
+  losses.weights = sample_weights(config, batch, mini_batch.samples, layout, model);
+  losses.options = loss_options(config);
+  losses.options.step = static_cast<uint64_t>(mini_batch.step);
+  losses.options.mini_batch = static_cast<uint64_t>(mini_batch.number);
   // Entropies of the policy before the step come from the old-log-prob pass where there is one.
-  const HeadSpec head{.temperature = config.rollout.train.temperature,
-                      .with_entropy = options.entropy_coeff != 0.0 || batch.old_entropy.empty()};
+  losses.head = {.temperature = config.rollout.train.temperature,
+                 .with_entropy = losses.options.entropy_coeff != 0.0 || batch.old_entropy.empty()};
+  if (is_whole(losses.options) && layout.ranks != nullptr && !layout.ranks->is_alone()) {
+    losses.whole = whole_loss(config,
+                              batch,
+                              mini_batch.samples,
+                              losses.weights,
+                              losses.head,
+                              losses.options,
+                              layout,
+                              model);
+  }
+  return losses;
+}
+
+void walk_part(const Config& config,
+               const Batch& batch,
+               const Part& part,
+               const Losses& losses,
+               const Layout& layout,
+               models::CausalLM& model,
+               UpdateResult& result) {
   PassObserver* watching =
       prepare_pass(layout.observer,
                    {.name = "update_actor",
                     .batch_keys = {"input_ids", "position_ids", "response_mask", "advantages"},
                     .share = layout.share,
                     .native = is_native(model.options())},
-                   paths,
-                   plan);
+                   part.paths,
+                   part.plan);
+  const bool at_once = is_whole(losses.options) && !losses.whole;
   result.walk = walk(
       model,
-      plan,
-      head,
-      whole ? LossScope::kMiniBatch : LossScope::kSample,
-      [&](const std::vector<int32_t>& which, const TokenOutputs& outputs) {
-        const algo::LossResult loss = algo::actor_loss(
-            loss_tokens(config, batch, samples, weights, which, outputs), weights.scale, options);
-        add(loss.metrics, result.loss);
+      part.plan,
+      losses.head,
+      at_once ? LossScope::kMiniBatch : LossScope::kSample,
+      [&](const std::vector<int32_t>& planned, const TokenOutputs& outputs) {
+        std::vector<int32_t> which;  // places in the mini-batch
+        for (const int32_t k : planned) which.push_back(static_cast<int32_t>(part.own[k]));
         for (size_t s = 0; s < which.size(); ++s) {
           const int64_t begin = outputs.offsets[s];
           result.log_prob[which[s]] =
               outputs.value.narrow(0, begin, outputs.offsets[s + 1] - begin).clone();
         }
+        if (losses.whole) return losses.whole->gradients(which);
+        const algo::LossResult loss = algo::actor_loss(
+            loss_tokens(config, batch, part.samples, losses.weights, which, outputs),
+            losses.weights.scale,
+            losses.options);
+        add(loss.metrics, result.loss);
         return TokenGradients{.value = loss.grad_log_prob, .entropy = loss.grad_entropy};
       },
       watching);
   finish_pass(layout.observer);
+}
+
+// Gradients of this rank's part, figures of the whole mini-batch.
+UpdateResult local_gradients(const Config& config,
+                             const Batch& batch,
+                             const MiniBatch& mini_batch,
+                             const Layout& layout,
+                             models::CausalLM& model) {
+  Losses losses = losses_of(config, batch, mini_batch, layout, model);
+  const trie::PlanOptions planning =
+      plan_options(config.sharing, layout, block_limits(config.actor), /*for_backward=*/true);
+  const Spread spread = spread_groups(batch, mini_batch.samples, planning, layout.ranks);
+  const Part part = part_of(batch, mini_batch.samples, planning, spread);
+
+  UpdateResult result;
+  result.num_tokens = losses.weights.scale.num_tokens;
+  result.num_sequences = losses.weights.scale.num_sequences;
+  result.dp_imbalance = spread.imbalance;
+  result.correction = std::move(losses.weights.metrics);
+  count(part, result);
+  // The figures of a rank are added to those of the others.
+  if (losses.whole && layout.ranks->is_first()) add(losses.whole->metrics, result.loss);
+  model.params().ensure_grads();
+  model.params().zero_grads();
+  // A rank without a sample has gradients of zero, and takes part in the sums.
+  if (!part.paths.empty()) walk_part(config, batch, part, losses, layout, model, result);
+  if (layout.ranks != nullptr) merge_update(part.own, result, *layout.ranks);
+  return result;
+}
+
+}  // namespace
+
+UpdateResult accumulate_gradients(const Config& config,
+                                  const Batch& batch,
+                                  const MiniBatch& mini_batch,
+                                  const Layout& layout,
+                                  models::CausalLM& model) {
+  UpdateResult result = local_gradients(config, batch, mini_batch, layout, model);
+  if (layout.ranks != nullptr) parallel::sum_gradients(model.params(), *layout.ranks);
   return result;
 }
 
@@ -234,7 +223,8 @@ UpdateResult verified_gradients(const Config& config,
                                 models::CausalLM& model) {
   UpdateResult shared = accumulate_gradients(config, batch, mini_batch, layout, model);
   const std::vector<at::Tensor> gradients = clone_gradients(model.params());
-  UpdateResult dense = accumulate_gradients(config, batch, mini_batch, {false, layout.cost}, model);
+  UpdateResult dense = accumulate_gradients(
+      config, batch, mini_batch, {false, layout.cost, nullptr, layout.ranks}, model);
   const VerifyResult verdict = verify_gradients(
       gradients, shared.loss.loss, dense.loss.loss, model.options().dtype, model.params());
   UpdateResult& used = verdict.passed ? shared : dense;
@@ -254,9 +244,15 @@ UpdateResult update(const Config& config,
                     models::CausalLM& model,
                     optim::AdamW& optimizer) {
   const profile::Scope timed("update");
-  UpdateResult result = verify && layout.share
-                            ? verified_gradients(config, batch, mini_batch, layout, model)
-                            : accumulate_gradients(config, batch, mini_batch, layout, model);
+  UpdateResult result;
+  if (verify && layout.share) {
+    result = verified_gradients(config, batch, mini_batch, layout, model);
+  } else if (optimizer.is_sharded()) {
+    result = local_gradients(config, batch, mini_batch, layout, model);
+    optimizer.reduce_gradients();
+  } else {
+    result = accumulate_gradients(config, batch, mini_batch, layout, model);
+  }
   const AppliedGradients applied =
       apply_gradients(config.actor.optim, lr, result.loss.loss, model, optimizer);
   result.grad_norm = applied.grad_norm;

@@ -17,7 +17,7 @@ namespace banyan::train {
 
 struct UpdateResult {
   algo::LossMetrics loss;       // exact sums over the mini-batch
-  double num_tokens = 0.0;      // N
+  double num_tokens = 0.0;      // N, over all ranks as every figure here
   double num_sequences = 0.0;   // B
   double grad_norm = 0.0;       // before clipping
   bool skipped = false;         // a non-finite norm or loss: weights unchanged
@@ -25,6 +25,8 @@ struct UpdateResult {
   int64_t unique_tokens = 0;    // T1 of the uncut trie
   int64_t computed_tokens = 0;  // with replayed trunks
   int64_t num_blocks = 0;
+  std::vector<int64_t> rank_tokens;  // logical, of each rank; empty for one process
+  double dp_imbalance = 1.0;         // highest modelled time of a rank over the mean
   WalkStats walk;
   std::vector<at::Tensor> log_prob;  // per sample of the mini-batch, as this pass computed them
   std::vector<std::string> warnings;
@@ -46,7 +48,7 @@ UpdateResult update(const Config& config,
                     models::CausalLM& model,
                     optim::AdamW& optimizer);
 
-// Gradients of the mini-batch only (no clipping, no optimizer): parity tests and update() itself.
+// Gradients of the mini-batch only (no clipping, no optimizer), summed over layout.ranks.
 UpdateResult accumulate_gradients(const Config& config,
                                   const Batch& batch,
                                   const MiniBatch& mini_batch,

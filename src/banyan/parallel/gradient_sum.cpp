@@ -1,0 +1,42 @@
+#include "banyan/parallel/gradient_sum.h"
+
+#include "banyan/core/error.h"
+
+namespace banyan::parallel {
+
+FlatSlices slices_of(const ParamTable& params, int64_t num_ranks, int64_t bucket_elements) {
+  std::vector<int64_t> sizes;
+  for (const Param& param : params.params()) {
+    BANYAN_ASSERT(param.master.scalar_type() == params.params()[0].master.scalar_type(),
+                  "parameter '",
+                  param.name,
+                  "' has another type than the first");
+    sizes.push_back(param.master.numel());
+  }
+  return {sizes, num_ranks, bucket_elements};
+}
+
+std::vector<at::Tensor> gradients_of(const ParamTable& params) {
+  std::vector<at::Tensor> out;
+  for (const Param& param : params.params()) {
+    BANYAN_ASSERT(param.grad.is_contiguous(), "gradient of '", param.name, "' has gaps");
+    out.push_back(param.grad);
+  }
+  return out;
+}
+
+std::vector<at::Tensor> masters_of(const ParamTable& params) {
+  std::vector<at::Tensor> out;
+  for (const Param& param : params.params()) out.push_back(param.master);
+  return out;
+}
+
+void sum_gradients(ParamTable& params, Collectives& ranks, int64_t bucket_elements) {
+  if (ranks.is_alone()) return;
+  const FlatSlices slices = slices_of(params, ranks.size(), bucket_elements);
+  const std::vector<at::Tensor> gradients = gradients_of(params);
+  slices.reduce(gradients, ranks);
+  slices.gather(gradients, ranks);
+}
+
+}  // namespace banyan::parallel

@@ -1,0 +1,23 @@
+// Sums the gradients of a model over the ranks that hold copies of it.
+#pragma once
+
+#include <cstdint>
+
+#include "banyan/core/param.h"
+#include "banyan/parallel/flat_slices.h"
+
+namespace banyan::parallel {
+
+// The stream of a model's parameters.
+FlatSlices slices_of(const ParamTable& params, int64_t num_ranks, int64_t bucket_elements);
+std::vector<at::Tensor> gradients_of(const ParamTable& params);
+std::vector<at::Tensor> masters_of(const ParamTable& params);
+
+// grad <- sum over all ranks of grad, for every parameter, in rank order, so that the sums depend
+// neither on the buckets nor on the run. All ranks need gradients of the same shapes. Moves
+// 2 N (n - 1) / n numbers, and up to n - 1 more per bucket where n does not divide it.
+void sum_gradients(ParamTable& params,
+                   Collectives& ranks,
+                   int64_t bucket_elements = kBucketElements);
+
+}  // namespace banyan::parallel

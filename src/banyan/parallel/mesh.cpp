@@ -1,0 +1,152 @@
+#include "banyan/parallel/mesh.h"
+
+#include <algorithm>
+#include <array>
+
+#include "banyan/core/error.h"
+
+namespace banyan::parallel {
+namespace {
+
+constexpr std::array<const char*, kNumAxes> kNames = {"world",
+                                                      "tp",
+                                                      "cp",
+                                                      "dp",
+                                                      "pp",
+                                                      "dp_cp",
+                                                      "tp_cp",
+                                                      "model",
+                                                      "embedding",
+                                                      "etp",
+                                                      "ep",
+                                                      "etp_ep",
+                                                      "edp",
+                                                      "shard",
+                                                      "replica"};
+
+void check_divides(int64_t world_size, int64_t product, const char* names) {
+  BANYAN_CHECK(world_size % product == 0,
+               "[parallel] ",
+               names,
+               ": wanted a divisor of the number of processes (",
+               world_size,
+               "), got ",
+               product);
+}
+
+}  // namespace
+
+const char* axis_name(Axis axis) { return kNames.at(static_cast<size_t>(axis)); }
+
+Mesh::Mesh(int64_t world_size, const MeshShape& shape) : world_size_(world_size), shape_(shape) {
+  BANYAN_CHECK(world_size >= 1, "[parallel] processes: wanted >= 1, got ", world_size);
+  for (const int64_t size : {shape.tp, shape.cp, shape.ep, shape.pp, shape.etp}) {
+    BANYAN_CHECK(size >= 1, "[parallel] size of an axis: wanted >= 1, got ", size);
+  }
+  check_divides(
+      world_size, shape.tp * shape.cp * shape.pp, "tensor x context x pipeline parallel size");
+  check_divides(world_size,
+                shape.etp * shape.ep * shape.pp,
+                "expert tensor x expert x pipeline parallel size");
+  dp_ = world_size / (shape.tp * shape.cp * shape.pp);
+  edp_ = world_size / (shape.etp * shape.ep * shape.pp);
+  if (shape_.shard <= 0 || shape_.shard > dp_ * shape.cp) shape_.shard = dp_ * shape.cp;
+  BANYAN_CHECK(dp_ * shape.cp % shape_.shard == 0,
+               "[parallel] fsdp_size: wanted a divisor of data x context parallel size (",
+               dp_ * shape.cp,
+               "), got ",
+               shape_.shard);
+  for (int64_t axis = 0; axis < kNumAxes; ++axis) {
+    for (int64_t rank = 0; rank < world_size; ++rank) {
+      std::vector<int64_t> ranks = ranks_of(static_cast<Axis>(axis), rank);
+      if (ranks.size() < 2 || ranks.front() != rank) continue;
+      const auto same = std::find_if(groups_.begin(), groups_.end(), [&](const MeshGroup& group) {
+        return group.ranks == ranks;
+      });
+      if (same == groups_.end()) {
+        groups_.push_back({{static_cast<Axis>(axis)}, std::move(ranks)});
+      } else {
+        same->axes.push_back(static_cast<Axis>(axis));
+      }
+    }
+  }
+}
+
+// What must be equal for two ranks to be of one group along `axis`.
+std::vector<int64_t> Mesh::coordinates(Axis axis, int64_t rank) const {
+  const int64_t tp = rank % shape_.tp;
+  const int64_t cp = rank / shape_.tp % shape_.cp;
+  const int64_t dp = rank / (shape_.tp * shape_.cp) % dp_;
+  const int64_t pp = rank / (world_size_ / shape_.pp);
+  const int64_t etp = rank % shape_.etp;
+  const int64_t ep = rank / shape_.etp % shape_.ep;
+  const int64_t edp = rank / (shape_.etp * shape_.ep) % edp_;
+  const int64_t dp_cp = cp + shape_.cp * dp;
+  const bool is_end = pp == 0 || pp == shape_.pp - 1;
+  switch (axis) {
+    case Axis::kWorld:
+      return {};
+    case Axis::kTp:
+      return {cp, dp, pp};
+    case Axis::kCp:
+      return {tp, dp, pp};
+    case Axis::kDp:
+      return {tp, cp, pp};
+    case Axis::kPp:
+      return {tp, cp, dp};
+    case Axis::kDpCp:
+      return {tp, pp};
+    case Axis::kTpCp:
+      return {dp, pp};
+    case Axis::kModel:
+      return {cp, dp};
+    case Axis::kEmbedding:
+      return {tp, cp, dp, is_end ? -1 : pp};
+    case Axis::kEtp:
+      return {ep, edp, pp};
+    case Axis::kEp:
+      return {etp, edp, pp};
+    case Axis::kEtpEp:
+      return {edp, pp};
+    case Axis::kEdp:
+      return {etp, ep, pp};
+    case Axis::kShard:
+      return {tp, pp, dp_cp / shape_.shard};
+    case Axis::kReplica:
+      return {tp, pp, dp_cp % shape_.shard};
+  }
+  return {};
+}
+
+std::vector<int64_t> Mesh::ranks_of(Axis axis, int64_t rank) const {
+  BANYAN_ASSERT(rank >= 0 && rank < world_size_, "rank ", rank, " of ", world_size_);
+  const std::vector<int64_t> mine = coordinates(axis, rank);
+  std::vector<int64_t> ranks;
+  for (int64_t other = 0; other < world_size_; ++other) {
+    if (coordinates(axis, other) == mine) ranks.push_back(other);
+  }
+  return ranks;
+}
+
+int64_t Mesh::group_of(Axis axis, int64_t rank) const {
+  const std::vector<int64_t> ranks = ranks_of(axis, rank);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    if (groups_[i].ranks == ranks) return static_cast<int64_t>(i);
+  }
+  return -1;
+}
+
+int64_t Mesh::size(Axis axis) const { return static_cast<int64_t>(ranks_of(axis, 0).size()); }
+
+std::string Mesh::describe(int64_t rank) const {
+  std::string where;
+  for (const Axis axis : {Axis::kTp, Axis::kCp, Axis::kDp, Axis::kPp}) {
+    const std::vector<int64_t> ranks = ranks_of(axis, rank);
+    if (ranks.size() < 2) continue;
+    const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+    where += detail::concat(where.empty() ? "" : ", ", axis_name(axis), " ", place);
+  }
+  return detail::concat("rank ", rank, where.empty() ? "" : " (" + where + ")");
+}
+
+}  // namespace banyan::parallel

@@ -1,0 +1,79 @@
+// Mesh: which ranks work together on what (specification parallel 2). The axes are laid out in the
+// order tp-cp-ep-dp-pp, leftmost fastest:
+//   dense   rank = tp + TP (cp + CP (dp + DP pp))         DP  = world / (TP CP PP)
+//   expert  rank = etp + ETP (ep + EP (edp + EDP pp))     EDP = world / (ETP EP PP)
+// so CP and a part of DP fold into EP. Hybrid sharding cuts the ranks of dp x cp into `shard`
+// neighbours that hold one copy of the weights, and `replica` copies. A group is all ranks that are
+// equal on the other axes; groups with equal members are one group. Torch-free.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace banyan::parallel {
+
+// Sizes of the axes; dp and edp follow from the number of ranks.
+struct MeshShape {
+  int64_t tp = 1;
+  int64_t cp = 1;
+  int64_t ep = 1;
+  int64_t pp = 1;
+  int64_t etp = 1;
+  int64_t shard = 0;  // ranks of dp x cp that hold one copy of the weights; 0: all of them
+};
+
+enum class Axis : uint8_t {
+  kWorld,
+  kTp,
+  kCp,
+  kDp,
+  kPp,
+  kDpCp,       // gradients of dense weights
+  kTpCp,       // statistics of experts
+  kModel,      // tp x pp: one copy of the model
+  kEmbedding,  // first and last stage: the two copies of tied embeddings
+  kEtp,
+  kEp,
+  kEtpEp,
+  kEdp,      // gradients of experts
+  kShard,    // weights cut over these ranks
+  kReplica,  // equal shards
+};
+inline constexpr int64_t kNumAxes = 15;
+const char* axis_name(Axis axis);  // "dp", "dp_cp", ...
+
+struct MeshGroup {
+  std::vector<Axis> axes;      // that it serves, in the order of Axis
+  std::vector<int64_t> ranks;  // ascending along the axis; at least two
+};
+
+class Mesh {
+ public:
+  // Throws [parallel] naming the sizes where they do not divide `world_size`.
+  Mesh(int64_t world_size, const MeshShape& shape);
+
+  int64_t world_size() const { return world_size_; }
+  int64_t size(Axis axis) const;
+
+  // Every group of two and more ranks, in the one order in which all ranks create them.
+  const std::vector<MeshGroup>& groups() const { return groups_; }
+  // The ranks that `rank` works with along an axis; only itself where the axis has size 1.
+  std::vector<int64_t> ranks_of(Axis axis, int64_t rank) const;
+  // Their place in groups(); -1 for a group of one.
+  int64_t group_of(Axis axis, int64_t rank) const;
+
+  // Where a rank stands: "rank 5 (tp 1, dp 2)"; only axes with more than one place.
+  std::string describe(int64_t rank) const;
+
+ private:
+  std::vector<int64_t> coordinates(Axis axis, int64_t rank) const;
+
+  int64_t world_size_;
+  MeshShape shape_;
+  int64_t dp_ = 1;
+  int64_t edp_ = 1;
+  std::vector<MeshGroup> groups_;
+};
+
+}  // namespace banyan::parallel

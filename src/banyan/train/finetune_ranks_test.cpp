@@ -1,0 +1,145 @@
+// SFT and DPO over ranks that share the rows of a batch give what one process gives.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+#include <numeric>
+
+#include "banyan/io/safetensors.h"
+#include "banyan/testing/fake_finetune_host.h"
+#include "banyan/testing/thread_transport.h"
+#include "banyan/testing/tiny_run.h"
+#include "banyan/train/finetune.h"
+#include "banyan/train/finetune_exchange.h"
+
+namespace banyan::train {
+namespace {
+
+using banyan::testing::FakeFinetuneHost;
+using banyan::testing::ScratchDir;
+
+FinetuneConfig tiny(const std::string& model, const std::string& run) {
+  FinetuneConfig config;
+  config.model.path = model;
+  config.data = {.train_batch_size = 5,
+                 .micro_batch_size_per_gpu = 4,
+                 .use_dynamic_bsz = true,
+                 .max_token_len_per_gpu = 24};
+  config.dtype = "float32";
+  const Config other = testing::tiny_config(model, run);
+  config.optim = other.actor.optim;
+  config.optim.lr = 1e-3;
+  config.sharing = other.sharing;
+  config.sharing_margin = 0.02;
+  config.trainer = {.total_epochs = 1,
+                    .total_training_steps = 4,
+                    .save_freq = 2,
+                    .test_freq = 2,
+                    .val_before_train = true,
+                    .default_local_dir = run,
+                    .resume_mode = "auto",
+                    .resume_from_path = {},
+                    .max_ckpt_to_keep = {},
+                    .device = "cpu"};
+  config.kernels = "native";
+  config.max_nonfinite_steps = 3;
+  config.num_train_rows = 10;
+  config.num_val_rows = 3;
+  return config;
+}
+
+// Rows of unequal lengths; a row has one sample (SFT) or two.
+std::vector<Example> rows(int32_t count, int32_t num_samples) {
+  std::vector<Example> out;
+  for (int32_t row = 0; row < count; ++row) {
+    Example& example = out.emplace_back();
+    for (int32_t k = 0; k < num_samples; ++k) {
+      Sample sample;
+      sample.tokens = {7, 8, 9, 10 + row % 3};
+      sample.scored.assign(4, 0);
+      for (int32_t t = 0; t < 1 + (row * 3 + k) % 7; ++t) {
+        sample.tokens.push_back(20 + (row * 5 + k * 11 + t) % 60);
+        sample.scored.push_back(1);
+      }
+      example.push_back(sample);
+    }
+  }
+  return out;
+}
+
+std::map<std::string, at::Tensor> masters(const std::string& folder) {
+  const io::SafetensorsFile file(folder + "/state/master.safetensors");
+  std::map<std::string, at::Tensor> out;
+  for (const auto& [name, entry] : file.entries()) out[name] = file.read(name);
+  return out;
+}
+
+std::map<std::string, at::Tensor> run_on(int64_t size, FinetuneConfig config, int32_t num_samples) {
+  std::vector<std::map<int64_t, Metrics>> logged(size);
+  testing::run_ranks(size, [&](parallel::Collectives& ranks) {
+    FakeFinetuneHost host(rows(10, num_samples), rows(3, num_samples));
+    finetune(config, host, &ranks);
+    logged[ranks.rank()] = host.logged;
+  });
+  for (const auto& mine : logged) {
+    for (const auto& [step, metrics] : mine) {
+      for (const char* name : {"train/loss", "train/grad_norm", "val/loss"}) {
+        if (metrics.contains(name)) {
+          EXPECT_EQ(metrics.at(name), logged[0].at(step).at(name));
+        }
+      }
+    }
+  }
+  return masters(config.trainer.default_local_dir + "/global_step_4");
+}
+
+}  // namespace
+
+TEST(FinetuneRanks, ARunEqualsThatOfOneProcess) {
+  const ScratchDir scratch("finetune-ranks");
+  const std::string model = testing::write_tiny_model(scratch);
+  for (const bool pairs : {false, true}) {
+    FinetuneConfig config = tiny(model, scratch / (pairs ? "one-dpo" : "one"));
+    if (pairs) {
+      config.preference = PreferenceConfig{.objective = "dpo",
+                                           .beta = 0.5,
+                                           .label_smoothing = 0.0,
+                                           .reference_free = false,
+                                           .rpo_alpha = 0.0,
+                                           .reference_path = {},
+                                           .precompute_ref_log_probs = false,
+                                           .center_rewards_coefficient = 0.0,
+                                           .head_seed = 3};
+    }
+    FakeFinetuneHost host(rows(10, pairs ? 2 : 1), rows(3, pairs ? 2 : 1));
+    finetune(config, host);
+    const auto wanted = masters(config.trainer.default_local_dir + "/global_step_4");
+    for (const int64_t size : {2, 8}) {  // eight: some ranks have no row
+      config.trainer.default_local_dir =
+          scratch / ((pairs ? "dpo-" : "sft-") + std::to_string(size));
+      for (const auto& [name, tensor] : run_on(size, config, pairs ? 2 : 1)) {
+        const double gap = tensor.sub(wanted.at(name)).norm().item<double>();
+        EXPECT_LE(gap / wanted.at(name).norm().item<double>(), 1e-4) << name << " on " << size;
+      }
+    }
+  }
+}
+
+TEST(FinetuneRanks, EachRowGoesToOneRank) {
+  std::vector<int> seen(10, 0);
+  std::mutex mutex;
+  testing::run_ranks(3, [&](parallel::Collectives& ranks) {
+    std::vector<int64_t> all(10);
+    std::iota(all.begin(), all.end(), int64_t{0});
+    const RowsOfRank own = spread_rows(all, rows(10, 1), ranks);
+    ASSERT_EQ(own.rows.size(), own.examples.size());
+    const std::lock_guard lock(mutex);
+    for (size_t k = 0; k < own.rows.size(); ++k) {
+      ++seen[own.rows[k]];
+      EXPECT_EQ(own.examples[k][0].tokens, rows(10, 1)[own.rows[k]][0].tokens);
+    }
+  });
+  for (const int count : seen) EXPECT_EQ(count, 1);
+}
+
+}  // namespace banyan::train
