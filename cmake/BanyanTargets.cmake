@@ -36,3 +36,18 @@ function(banyan_test name)
   # As python/banyan/__init__.py: on shared cores, threads that spin for long slow each other down.
   set_tests_properties(${name} PROPERTIES ENVIRONMENT "GOMP_SPINCOUNT=1000")
 endfunction()
+
+# banyan_kernel_runs(<name> [FILTER <gtest filter>])  runs a test again with the portable tile kernel, which every
+# processor has (kernels/cpu/gemm.h)
+function(banyan_kernel_runs name)
+  if(NOT BANYAN_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "FILTER" "" ${ARGN})
+  if(NOT ARG_FILTER)
+    set(ARG_FILTER "*")
+  endif()
+  add_test(NAME ${name}_portable COMMAND ${name} --gtest_filter=${ARG_FILTER})
+  set_tests_properties(${name}_portable PROPERTIES
+    LABELS unit ENVIRONMENT "GOMP_SPINCOUNT=1000;BANYAN_GEMM_KERNEL=portable")
+endfunction()

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include "banyan/core/error.h"
+#include "banyan/core/threads.h"
 #include "banyan/kernels/cpu/gemm.h"
 #include "convert.h"
 
@@ -28,6 +29,10 @@ PYBIND11_MODULE(_C, module) {
       },
       "Which kernels this processor runs.");
   module.def("set_num_threads", &at::set_num_threads, py::arg("num_threads"));
+  module.def(
+      "default_num_threads",
+      [] { return banyan::choose_threads(banyan::thread_facts()); },
+      "Threads that training takes: the cores of this process, shared with the other local ranks.");
   banyan::bindings::bind_model(module);
   banyan::bindings::bind_sampling(module);
   banyan::bindings::bind_engine(module);

@@ -1,6 +1,6 @@
 #include "banyan/nn/attention.h"
 
-#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
 
 #include <cmath>
 
@@ -76,7 +76,7 @@ at::Tensor Attention::forward(const LayerContext& context,
   at::Tensor lse;
   at::Tensor out = context.attention.forward(
       context.layer, heads.q, heads.k, heads.v, scale_, saved ? &lse : nullptr);
-  at::Tensor y = out_.forward(out.view({x.size(0), -1})).add_(x);
+  at::Tensor y = out_.forward(out.view({x.size(0), -1}), x);
   if (saved) *saved = {x, std::move(qkv), std::move(out), std::move(lse)};
   return y;
 }
@@ -89,15 +89,23 @@ void Attention::fill(kernels::PassLayer& layer) const {
   layer.out = out_.product();
 }
 
-at::Tensor Attention::head_backward(const LayerContext& context,
-                                    const at::Tensor& grad,
-                                    const at::Tensor& raw,
-                                    const std::unique_ptr<Vector>& norm) const {
-  const at::Tensor dx =
-      ops::rope_backward(grad, context.positions, context.rope.cos(), context.rope.sin(), options_);
-  if (!norm) return dx.flatten(1);
-  return ops::rms_norm_backward(dx, raw, norm->compute(), shape_.norm_eps, norm->grad(), options_)
-      .flatten(1);
+void Attention::head_backward(const LayerContext& context,
+                              const at::Tensor& grad,
+                              const at::Tensor& raw,
+                              const std::unique_ptr<Vector>& norm,
+                              at::Tensor& out) const {
+  const at::Tensor& cos = context.rope.cos();
+  const at::Tensor& sin = context.rope.sin();
+  if (!norm) {
+    ops::rope_backward_into(grad, context.positions, cos, sin, options_, out);
+    return;
+  }
+  out.copy_(ops::rms_norm_backward(ops::rope_backward(grad, context.positions, cos, sin, options_),
+                                   raw,
+                                   norm->compute(),
+                                   shape_.norm_eps,
+                                   norm->grad(),
+                                   options_));
 }
 
 at::Tensor Attention::backward(const LayerContext& context, const at::Tensor& dy, Saved saved) {
@@ -114,17 +122,17 @@ at::Tensor Attention::backward(const LayerContext& context, const at::Tensor& dy
     AttentionGradients grad = context.attention.backward(
         context.layer, grad_out, heads.q, heads.k, heads.v, saved.out, saved.lse, scale_);
     const Heads raw = split(saved.qkv);
-    dqkv = at::cat({head_backward(context, grad.dq, raw.q, q_norm_),
-                    head_backward(context, grad.dk, raw.k, k_norm_),
-                    grad.dv.flatten(1)},
-                   1);
+    dqkv = at::empty_like(saved.qkv);
+    Heads parts = split(dqkv);
+    head_backward(context, grad.dq, raw.q, q_norm_, parts.q);
+    head_backward(context, grad.dk, raw.k, k_norm_, parts.k);
+    parts.v.copy_(grad.dv);
   }
   grad_out = saved.qkv = saved.out = saved.lse = at::Tensor();
   const at::Tensor h = ops::rms_norm_forward(saved.x, norm_.compute(), shape_.norm_eps, options_);
   const at::Tensor dh = qkv_.backward(dqkv, h);
   return ops::rms_norm_backward(
-             dh, saved.x, norm_.compute(), shape_.norm_eps, norm_.grad(), options_)
-      .add_(dy);
+      dh, saved.x, norm_.compute(), shape_.norm_eps, norm_.grad(), options_, dy);
 }
 
 }  // namespace banyan::nn

@@ -57,11 +57,13 @@ class Attention {
   Heads split(const at::Tensor& qkv) const;                                 // views
   Heads rotated(const LayerContext& context, const at::Tensor& qkv) const;  // norm and RoPE applied
 
-  // Through RoPE and the per-head norm; `raw` is the projection before them.
-  at::Tensor head_backward(const LayerContext& context,
-                           const at::Tensor& grad,
-                           const at::Tensor& raw,
-                           const std::unique_ptr<Vector>& norm) const;
+  // Back through RoPE and the per-head norm; `raw` is the projection before them. Writes its
+  // gradient to `out`, whose rows may be parts of larger ones.
+  void head_backward(const LayerContext& context,
+                     const at::Tensor& grad,
+                     const at::Tensor& raw,
+                     const std::unique_ptr<Vector>& norm,
+                     at::Tensor& out) const;
 
   DecoderOptions shape_;
   ComputeOptions options_;

@@ -26,8 +26,9 @@ Linear::Linear(ParamTable& table,
   if (bias) bias_ = std::make_unique<Vector>(table, bias_parts(parts), options);
 }
 
-at::Tensor Linear::forward(const at::Tensor& x) const {
-  return ops::linear_forward(x, weight_.compute(), bias_ ? bias_->compute() : at::Tensor());
+at::Tensor Linear::forward(const at::Tensor& x, const at::Tensor& residual) const {
+  return ops::linear_forward(
+      x, weight_.compute(), bias_ ? bias_->compute() : at::Tensor(), residual);
 }
 
 kernels::PassProduct Linear::product() const {
@@ -36,9 +37,17 @@ kernels::PassProduct Linear::product() const {
 }
 
 at::Tensor Linear::backward(const at::Tensor& dy, const at::Tensor& x) {
+  backward_weight(dy, x);
+  return backward_input(dy);
+}
+
+at::Tensor Linear::backward_input(const at::Tensor& dy) const {
+  return ops::linear_backward_input(dy, weight_.compute());
+}
+
+void Linear::backward_weight(const at::Tensor& dy, const at::Tensor& x) {
   ops::linear_backward_weight(
       dy, x, weight_.grad(), bias_ ? bias_->grad() : at::Tensor(), options_);
-  return ops::linear_backward_input(dy, weight_.compute());
 }
 
 }  // namespace banyan::nn

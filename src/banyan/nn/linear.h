@@ -23,14 +23,17 @@ class Linear {
          const ComputeOptions& options,
          bool with_backward);
 
-  // [T, in] -> [T, out]
-  at::Tensor forward(const at::Tensor& x) const;
+  // [T, in] -> [T, out], plus the residual [T, out] if there is one.
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {}) const;
 
   // What the native kernels multiply by; borrowed, good until the next repack that allocates.
   kernels::PassProduct product() const;
 
   // dy [T, out] and the x of forward -> dx [T, in]; adds the gradients of weight and bias.
   at::Tensor backward(const at::Tensor& dy, const at::Tensor& x);
+  // The two halves of that, for an x that is made from dx.
+  at::Tensor backward_input(const at::Tensor& dy) const;
+  void backward_weight(const at::Tensor& dy, const at::Tensor& x);
 
  private:
   ComputeOptions options_;

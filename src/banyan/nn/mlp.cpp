@@ -32,7 +32,7 @@ at::Tensor Mlp::forward(const at::Tensor& x, Saved* saved) const {
   const profile::Scope timed("feed-forward half");
   at::Tensor gate_up =
       gate_up_.forward(ops::rms_norm_forward(x, norm_.compute(), norm_eps_, options_));
-  at::Tensor y = down_.forward(ops::swiglu_forward(gate_up, options_)).add_(x);
+  at::Tensor y = down_.forward(ops::swiglu_forward(gate_up, options_), x);
   if (saved) *saved = {x, std::move(gate_up)};
   return y;
 }
@@ -52,14 +52,16 @@ at::Tensor Mlp::backward(const at::Tensor& dy, Saved saved) {
   }
   at::Tensor dgate_up;
   {
-    const at::Tensor dact = down_.backward(dy, ops::swiglu_forward(saved.gate_up, options_));
-    dgate_up = ops::swiglu_backward(dact, saved.gate_up, options_);
+    ops::SwigluGradients act =
+        ops::swiglu_backward(down_.backward_input(dy), saved.gate_up, options_);
+    down_.backward_weight(dy, act.y);
+    dgate_up = std::move(act.gate_up);
   }
   saved.gate_up = at::Tensor();
   if (!h.defined()) h = ops::rms_norm_forward(saved.x, norm_.compute(), norm_eps_, options_);
   const at::Tensor dh = gate_up_.backward(dgate_up, h);
-  return ops::rms_norm_backward(dh, saved.x, norm_.compute(), norm_eps_, norm_.grad(), options_)
-      .add_(dy);
+  return ops::rms_norm_backward(
+      dh, saved.x, norm_.compute(), norm_eps_, norm_.grad(), options_, dy);
 }
 
 }  // namespace banyan::nn

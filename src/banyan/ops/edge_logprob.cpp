@@ -100,12 +100,16 @@ const float* gradient_values(const char* what, const at::Tensor& gradient, int64
 
 // Forward one product with the head; backward two, and the logits once more. dW is fp32, read and
 // written.
-profile::Work head_work(const at::Tensor& hidden, const LinearWeight& head, bool backward) {
+// `repeats`: a backward that computes the logits again.
+profile::Work head_work(const at::Tensor& hidden,
+                        const LinearWeight& head,
+                        bool backward,
+                        bool repeats) {
   const int64_t rows = hidden.size(0);
   const int64_t product = 2 * rows * head.in * head.out;
   const int64_t weight = head.in * head.out;
   return {.flops = backward ? 2 * product : product,
-          .repeated = backward ? product : 0,
+          .repeated = repeats ? product : 0,
           .bytes = backward ? 4 * rows * head.in + (2 + 2 + 8) * weight
                             : 2 * rows * head.in + 2 * weight};
 }
@@ -124,15 +128,49 @@ HeadInput kernel_input(const at::Tensor& rows,
           .inverse_temperature = static_cast<float>(1.0 / temperature)};
 }
 
+// What the forward left in the memory, or leaves there when it runs again.
+kernels::KeptProbabilities kept_of(const HeadInput& input,
+                                   const EdgeLogprob& forward,
+                                   HeadMemory& memory) {
+  const kernels::KeptProbabilities held = memory.held(forward.kept);
+  if (held.rows > 0 || input.rows == 0) return held;
+  const kernels::KeptProbabilities kept = memory.hold(input.rows, input.weight.columns);
+  const at::Tensor logprob = at::empty_like(forward.logprob);
+  const at::Tensor lse = at::empty_like(forward.lse);
+  kernels::head_forward(
+      input, logprob.data_ptr<float>(), lse.data_ptr<float>(), /*entropy=*/nullptr, kept);
+  return kept;
+}
+
 }  // namespace
+
+kernels::KeptProbabilities HeadMemory::hold(int64_t rows, int64_t vocabulary) {
+  now_ = {.vocabulary = vocabulary};
+  const int64_t bytes =
+      now_.tiles() * (kernels::kVocabTile * static_cast<int64_t>(sizeof(uint16_t)) +
+                      kernels::kLanes * static_cast<int64_t>(sizeof(float)));
+  now_.rows = std::min(rows, kBytes / std::max<int64_t>(bytes, 1));
+  // Whole row tiles: the backward looks at them as one.
+  if (now_.rows < rows) now_.rows = now_.rows / kernels::kRowTile * kernels::kRowTile;
+  now_.values = values_.get<uint16_t>(now_.rows * now_.tiles() * kernels::kVocabTile);
+  now_.max = max_.get<float>(now_.rows * now_.tiles() * kernels::kLanes);
+  ++number_;
+  return now_;
+}
+
+kernels::KeptProbabilities HeadMemory::held(int64_t kept) const {
+  return kept == number_ && kept > 0 ? now_ : kernels::KeptProbabilities{};
+}
 
 EdgeLogprob edge_logprob_forward(const at::Tensor& hidden,
                                  const LinearWeight& head,
                                  const EdgeIndex& index,
                                  double temperature,
                                  bool with_entropy,
-                                 const ComputeOptions& options) {
-  const profile::Scope timed("head", [&] { return head_work(hidden, head, /*backward=*/false); });
+                                 const ComputeOptions& options,
+                                 HeadMemory* memory) {
+  const profile::Scope timed(
+      "head", [&] { return head_work(hidden, head, /*backward=*/false, /*repeats=*/false); });
   check_temperature(temperature);
   check_hidden(hidden, head, options);
   check_index(index, hidden.size(0), head.out);
@@ -144,10 +182,16 @@ EdgeLogprob edge_logprob_forward(const at::Tensor& hidden,
                   .lse = at::empty({hidden.size(0)}, wide),
                   .entropy = with_entropy ? at::empty({hidden.size(0)}, wide) : at::Tensor()};
   const at::Tensor rows = hidden.contiguous();
+  kernels::KeptProbabilities kept;
+  if (memory != nullptr) {
+    kept = memory->hold(rows.size(0), head.out);
+    out.kept = memory->number();
+  }
   kernels::head_forward(kernel_input(rows, head, index, temperature),
                         out.logprob.data_ptr<float>(),
                         out.lse.data_ptr<float>(),
-                        with_entropy ? out.entropy.data_ptr<float>() : nullptr);
+                        with_entropy ? out.entropy.data_ptr<float>() : nullptr,
+                        kept);
   return out;
 }
 
@@ -159,9 +203,12 @@ at::Tensor edge_logprob_backward(const at::Tensor& hidden,
                                  const at::Tensor& grad_entropy,
                                  double temperature,
                                  at::Tensor& grad_head,
-                                 const ComputeOptions& options) {
+                                 const ComputeOptions& options,
+                                 HeadMemory* memory) {
+  const bool keeps = memory != nullptr && !grad_entropy.defined();
+  const bool held = keeps && memory->held(forward.kept).rows > 0;
   const profile::Scope timed("head backward",
-                             [&] { return head_work(hidden, head, /*backward=*/true); });
+                             [&] { return head_work(hidden, head, /*backward=*/true, !held); });
   check_temperature(temperature);
   check_hidden(hidden, head, options);
   check_index(index, hidden.size(0), head.out);
@@ -180,6 +227,7 @@ at::Tensor edge_logprob_backward(const at::Tensor& hidden,
   }
   BANYAN_ASSERT(head.packed_t.defined(), "the head was packed for inference only");
   const at::Tensor rows = hidden.contiguous();
+  const HeadInput input = kernel_input(rows, head, index, temperature);
   at::Tensor grad_hidden = at::empty(rows.sizes(), rows.options());
   const HeadGradients gradients{
       .lse = forward.lse.const_data_ptr<float>(),
@@ -188,8 +236,9 @@ at::Tensor edge_logprob_backward(const at::Tensor& hidden,
       .grad_entropy = gradient_values("grad_entropy", grad_entropy, hidden.size(0)),
       .weight_t = {head.packed_t.const_data_ptr<BFloat16>(), head.out, head.in},
       .grad_hidden = grad_hidden.data_ptr<BFloat16>(),
-      .grad_weight = grad_head.data_ptr<float>()};
-  kernels::head_backward(kernel_input(rows, head, index, temperature), gradients);
+      .grad_weight = grad_head.data_ptr<float>(),
+      .kept = keeps ? kept_of(input, forward, *memory) : kernels::KeptProbabilities{}};
+  kernels::head_backward(input, gradients);
   return grad_hidden;
 }
 

@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "banyan/core/device.h"
+#include "banyan/kernels/cpu/head.h"
 #include "banyan/ops/linear.h"
 
 namespace banyan::ops {
@@ -23,6 +24,30 @@ struct EdgeLogprob {
   at::Tensor logprob;  // [X] fp32 (fp64 for fp64)
   at::Tensor lse;      // [R] of z / tau
   at::Tensor entropy;  // [R], undefined unless asked for
+  int64_t kept = 0;    // which forward a HeadMemory holds; 0: none
+};
+
+// The probabilities of the last forward that was given it, in bf16, so that the backward of the
+// same rows does not multiply hidden and head again: a quarter of the head's work. Where another
+// forward came in between, the backward fills it again, so gradients have the same bits either way.
+// At most kBytes; logits of rows beyond are recomputed, and those of all rows with an entropy
+// gradient. Native kernels only. The forward's results do not depend on it; gradients are rounded
+// to bf16 once more than without.
+class HeadMemory {
+ public:
+  static constexpr int64_t kBytes = int64_t{256} << 20;
+
+  // Room for the first of `rows` rows, as a new forward.
+  kernels::KeptProbabilities hold(int64_t rows, int64_t vocabulary);
+  // What forward number `kept` left, or nothing if another came since.
+  kernels::KeptProbabilities held(int64_t kept) const;
+  int64_t number() const { return number_; }
+
+ private:
+  kernels::Scratch values_;
+  kernels::Scratch max_;
+  kernels::KeptProbabilities now_;
+  int64_t number_ = 0;
 };
 
 // hidden [R, E] compute dtype. Throws [edge_logprob] on a token outside the vocabulary or tau <= 0.
@@ -31,10 +56,12 @@ EdgeLogprob edge_logprob_forward(const at::Tensor& hidden,
                                  const EdgeIndex& index,
                                  double temperature,
                                  bool with_entropy,
-                                 const ComputeOptions& options);
+                                 const ComputeOptions& options,
+                                 HeadMemory* memory = nullptr);
 
 // grad_logprob [X] and grad_entropy [R] (or undefined) in logprob's dtype -> d(hidden) [R, E]
-// compute dtype; grad_head [V, E] fp32 (fp64) += dzᵀ hidden. Logits are recomputed tile by tile.
+// compute dtype; grad_head [V, E] fp32 (fp64) += dzᵀ hidden. Without a memory, logits are
+// recomputed tile by tile.
 at::Tensor edge_logprob_backward(const at::Tensor& hidden,
                                  const LinearWeight& head,
                                  const EdgeIndex& index,
@@ -43,7 +70,8 @@ at::Tensor edge_logprob_backward(const at::Tensor& hidden,
                                  const at::Tensor& grad_entropy,
                                  double temperature,
                                  at::Tensor& grad_head,
-                                 const ComputeOptions& options);
+                                 const ComputeOptions& options,
+                                 HeadMemory* memory = nullptr);
 
 // Sum over the vocabulary of softmax(z / tau)^2 of each row (algorithms specification: the token
 // baselines), [R] in lse's dtype. `lse` [R] is that of edge_logprob_forward. Works on a few rows of

@@ -240,6 +240,63 @@ TEST_F(EdgeLogprobTest, ThreadsDoNotChangeGradients) {
   }
 }
 
+// What a memory holds changes neither the forward nor, whoever used it in between, the gradients.
+TEST_F(EdgeLogprobTest, KeptProbabilitiesGiveTheSameBitsWheneverTheyWereKept) {
+  const int threads = at::get_num_threads();
+  for (const auto [rows, width, vocabulary] : kSizes) {
+    const Problem p(rows, width, vocabulary, kNative);
+    const Autograd want = by_autograd(p, 0.8, false, at::kDouble);
+    HeadMemory memory;
+    const auto forward = [&] {
+      return edge_logprob_forward(p.hidden, p.head, p.index, 0.8, true, kNative, &memory);
+    };
+    const auto backward = [&](const EdgeLogprob& from, const at::Tensor& grad_entropy) {
+      at::Tensor grad = at::zeros_like(p.master);
+      const at::Tensor dh = edge_logprob_backward(p.hidden,
+                                                  p.head,
+                                                  p.index,
+                                                  from,
+                                                  p.grad_logprob,
+                                                  grad_entropy,
+                                                  0.8,
+                                                  grad,
+                                                  kNative,
+                                                  &memory);
+      return std::vector<at::Tensor>{dh, grad};
+    };
+    const EdgeLogprob first = forward();
+    EXPECT_TRUE(at::equal(first.logprob, p.forward(0.8, true).logprob));
+    EXPECT_TRUE(at::equal(first.entropy, p.forward(0.8, true).entropy));
+    const std::vector<at::Tensor> kept = backward(first, {});
+    EXPECT_LE(relative(kept[0], want.grad_hidden), 5e-3);
+    EXPECT_LE(relative(kept[1], want.grad_weight), 5e-3);
+    at::set_num_threads(1);
+    const std::vector<at::Tensor> alone = backward(forward(), {});
+    at::set_num_threads(threads);
+    EXPECT_TRUE(at::equal(alone[0], kept[0]));
+    EXPECT_TRUE(at::equal(alone[1], kept[1]));
+
+    Problem other = p;  // another forward takes the memory: the first one's backward fills it again
+    other.hidden = p.hidden.neg();
+    edge_logprob_forward(other.hidden, p.head, p.index, 0.8, true, kNative, &memory);
+    const std::vector<at::Tensor> again = backward(first, {});
+    EXPECT_TRUE(at::equal(again[0], kept[0]));
+    EXPECT_TRUE(at::equal(again[1], kept[1]));
+    EXPECT_TRUE(at::equal(backward(forward(), p.grad_entropy)[0], p.backward(0.8, true)[0]));
+  }
+}
+
+TEST_F(EdgeLogprobTest, MemoryHoldsWholeTilesOfTheFirstRows) {
+  HeadMemory memory;
+  const int64_t vocabulary = 1 << 17;  // 512 tiles of 576 bytes a row
+  const kernels::KeptProbabilities kept = memory.hold(1000, vocabulary);
+  EXPECT_EQ(kept.rows, 896);
+  EXPECT_EQ(memory.held(1).rows, 896);
+  EXPECT_EQ(memory.held(0).rows, 0);
+  EXPECT_EQ(memory.hold(70, 300).rows, 70);
+  EXPECT_EQ(memory.held(1).rows, 0);
+}
+
 // Rollout: logits of the rows that sample, then the log-probability of what was drawn.
 TEST_F(EdgeLogprobTest, SampledLogprobHasTheBitsOfScoring) {
   for (const auto [rows, width, vocabulary] : kSizes) {

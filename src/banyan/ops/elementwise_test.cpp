@@ -126,6 +126,29 @@ TEST(RmsNorm, NativeBackwardIsCloseToFp64) {
   }
 }
 
+TEST(RmsNorm, BackwardAddsTheResidual) {
+  const at::Tensor x = normal({70, 40}, 1);
+  const at::Tensor w = normal({40}, 2);
+  const at::Tensor dy = normal({70, 40}, 3);
+  const at::Tensor past = normal({70, 40}, 4);
+  at::Tensor grad_weight = at::zeros({40}, at::kDouble);
+  const at::Tensor wanted = rms_norm_backward(dy, x, w, kEps, grad_weight, kDouble).add_(past);
+  at::Tensor again = at::zeros({40}, at::kDouble);
+  const at::Tensor plain = rms_norm_backward(dy, x, w, kEps, again, kDouble, past);
+  EXPECT_TRUE(same_bits(plain, wanted));
+  EXPECT_TRUE(same_bits(again, grad_weight));
+  for (const ComputeOptions& options : {kNativeBf16, kAtenBf16}) {
+    at::Tensor narrow = at::zeros({40}, at::kFloat);
+    const at::Tensor dx =
+        rms_norm_backward(bf16(dy), bf16(x), bf16(w), kEps, narrow, options, bf16(past));
+    EXPECT_LE(relative_error(dx, wanted), kOneRounding);
+  }
+  EXPECT_NE(error_of([&] {
+              rms_norm_backward(dy, x, w, kEps, again, kDouble, past.slice(0, 1));
+            }).find("[rms_norm] residual"),
+            std::string::npos);
+}
+
 TEST(RmsNorm, BitsDependOnTheRowAloneAndNotOnThreads) {
   const at::Tensor x = bf16(normal({201, 576}, 1));
   const at::Tensor w = bf16(normal({576}, 2));
@@ -210,6 +233,21 @@ TEST(Rope, EqualsTheReferenceAndItsTranspose) {
           relative_error(rope_backward(bf16(dy), positions, narrow.cos, narrow.sin, options), dx),
           kOneRounding);
     }
+    // Heads that stand side by side with others are read and written where they are.
+    const at::Tensor wider = bf16(normal({6, 5, dim}, 3));
+    const at::Tensor part = wider.slice(1, 1, 4);
+    EXPECT_TRUE(
+        same_bits(rope_forward(part, positions, narrow.cos, narrow.sin, kNativeBf16),
+                  rope_forward(part.contiguous(), positions, narrow.cos, narrow.sin, kNativeBf16)));
+    for (const ComputeOptions& options : {kNativeBf16, kAtenBf16}) {
+      at::Tensor out = wider.clone();
+      at::Tensor slot = out.slice(1, 1, 4);
+      rope_backward_into(bf16(dy), positions, narrow.cos, narrow.sin, options, slot);
+      EXPECT_TRUE(same_bits(slot.contiguous(),
+                            rope_backward(bf16(dy), positions, narrow.cos, narrow.sin, options)));
+      EXPECT_TRUE(same_bits(out.slice(1, 4).contiguous(), wider.slice(1, 4).contiguous()));
+      EXPECT_TRUE(same_bits(out.slice(1, 0, 1).contiguous(), wider.slice(1, 0, 1).contiguous()));
+    }
     // A row alone has the bits it has in company.
     const at::Tensor all = rope_forward(bf16(x), positions, narrow.cos, narrow.sin, kNativeBf16);
     const at::Tensor one = rope_forward(
@@ -247,8 +285,9 @@ at::Tensor swiglu_reference(const at::Tensor& gate_up) {
 TEST(Swiglu, EqualsTheReferenceForwardAndBackward) {
   const at::Tensor x = normal({3, 14}, 1).mul(3.0);
   const at::Tensor dy = normal({3, 7}, 2);
-  const at::Tensor dx = swiglu_backward(dy, x, kDouble);
+  const auto [dx, again] = swiglu_backward(dy, x, kDouble);
   EXPECT_LE(relative_error(swiglu_forward(x, kDouble), swiglu_reference(x)), 1e-14);
+  EXPECT_TRUE(same_bits(again, swiglu_forward(x, kDouble)));
   check_gradient(swiglu_reference, x, dy, dx);
 
   const at::Tensor big = normal({70, 2 * 333}, 3).mul(4.0).to(at::kBFloat16).to(at::kDouble);
@@ -256,9 +295,10 @@ TEST(Swiglu, EqualsTheReferenceForwardAndBackward) {
   for (const ComputeOptions& options : {kNativeBf16, kAtenBf16}) {
     EXPECT_LE(relative_error(swiglu_forward(bf16(big), options), swiglu_reference(big)),
               kOneRounding);
-    EXPECT_LE(relative_error(swiglu_backward(bf16(big_dy), bf16(big), options),
-                             swiglu_backward(big_dy, big, kDouble)),
+    const SwigluGradients gradients = swiglu_backward(bf16(big_dy), bf16(big), options);
+    EXPECT_LE(relative_error(gradients.gate_up, swiglu_backward(big_dy, big, kDouble).gate_up),
               kOneRounding);
+    EXPECT_TRUE(same_bits(gradients.y, swiglu_forward(bf16(big), options)));
   }
 }
 
@@ -267,7 +307,7 @@ TEST(Swiglu, ExtremeGatesStayFinite) {
   const at::Tensor y = swiglu_forward(bf16(x), kNativeBf16).to(at::kDouble);
   EXPECT_TRUE(at::equal(y, at::tensor({600.0, 0.0}, at::kDouble).view({1, 2})));
   const at::Tensor ones = at::zeros({1, 2}, at::kBFloat16).fill_(1.0);
-  EXPECT_FALSE(swiglu_backward(ones, bf16(x), kNativeBf16).isnan().any().item<bool>());
+  EXPECT_FALSE(swiglu_backward(ones, bf16(x), kNativeBf16).gate_up.isnan().any().item<bool>());
 }
 
 TEST(Swiglu, RowBitsThreadsAndWrongInputs) {

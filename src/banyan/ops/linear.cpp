@@ -115,11 +115,15 @@ void pack_weight(const at::Tensor& master,
   }
 }
 
-at::Tensor linear_forward(const at::Tensor& x, const LinearWeight& weight, const at::Tensor& bias) {
+at::Tensor linear_forward(const at::Tensor& x,
+                          const LinearWeight& weight,
+                          const at::Tensor& bias,
+                          const at::Tensor& residual) {
   const profile::Scope timed("linear", [&] { return product_work(x.size(0), weight); });
   if (!weight.is_packed()) {
     check_matrix("x", x, weight.in);
-    return bias.defined() ? at::linear(x, weight.plain, bias) : at::linear(x, weight.plain);
+    at::Tensor y = bias.defined() ? at::linear(x, weight.plain, bias) : at::linear(x, weight.plain);
+    return residual.defined() ? y.add_(residual) : y;
   }
   check_packed_input("x", x, weight.in);
   BANYAN_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.out &&
@@ -127,7 +131,16 @@ at::Tensor linear_forward(const at::Tensor& x, const LinearWeight& weight, const
                "[linear] bias: wanted bf16 [",
                weight.out,
                "]");
+  BANYAN_CHECK(!residual.defined() ||
+                   (residual.dim() == 2 && residual.size(0) == x.size(0) &&
+                    residual.size(1) == weight.out && residual.scalar_type() == at::kBFloat16),
+               "[linear] residual: wanted bf16 [",
+               x.size(0),
+               ", ",
+               weight.out,
+               "]");
   const at::Tensor rows = rows_of(x);
+  const at::Tensor added = residual.defined() ? residual.contiguous() : at::Tensor();
   at::Tensor y = at::empty({x.size(0), weight.out}, x.options());
   kernels::gemm(rows.const_data_ptr<BFloat16>(),
                 rows.stride(0),
@@ -135,7 +148,8 @@ at::Tensor linear_forward(const at::Tensor& x, const LinearWeight& weight, const
                 Panels{weight.packed.const_data_ptr<BFloat16>(), weight.in, weight.out},
                 bias.defined() ? bias.const_data_ptr<BFloat16>() : nullptr,
                 y.data_ptr<BFloat16>(),
-                weight.out);
+                weight.out,
+                added.defined() ? added.const_data_ptr<BFloat16>() : nullptr);
   return y;
 }
 

@@ -32,8 +32,12 @@ void pack_weight(const at::Tensor& master,
                  bool with_backward,
                  LinearWeight& weight);
 
-// [T, in] -> [T, out], dtype of x; `bias` [out] in x's dtype, or undefined.
-at::Tensor linear_forward(const at::Tensor& x, const LinearWeight& weight, const at::Tensor& bias);
+// [T, in] -> [T, out], dtype of x; `bias` [out] in x's dtype, or undefined. A `residual` [T, out],
+// if defined, is added to the result, which is rounded before and after.
+at::Tensor linear_forward(const at::Tensor& x,
+                          const LinearWeight& weight,
+                          const at::Tensor& bias,
+                          const at::Tensor& residual = {});
 
 // dy [T, out] -> dx [T, in].
 at::Tensor linear_backward_input(const at::Tensor& dy, const LinearWeight& weight);

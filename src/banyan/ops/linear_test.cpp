@@ -90,6 +90,29 @@ TEST_F(LinearTest, EveryPathEqualsLibTorchIn64Bits) {
   }
 }
 
+TEST_F(LinearTest, TheResidualIsAddedToTheRoundedProduct) {
+  for (const ComputeOptions& options : {kFloat64, kFloat32, kNative, kAten16}) {
+    const bool wide = options.dtype == at::kDouble;
+    for (const int64_t out : {70, 192}) {
+      const at::Tensor master = at::randn({out, 96}, wide ? at::kDouble : at::kFloat);
+      const LinearWeight weight = packed(master, options);
+      const at::Tensor x = normal({33, 96}, options);
+      const at::Tensor bias = normal({out}, options);
+      const at::Tensor residual = normal({33, out}, options);
+      const at::Tensor before = residual.clone();
+      EXPECT_TRUE(at::equal(linear_forward(x, weight, bias, residual),
+                            linear_forward(x, weight, bias).add_(residual)));
+      EXPECT_TRUE(at::equal(residual, before));
+    }
+  }
+  const LinearWeight weight = packed(at::randn({70, 96}, at::kFloat), kNative);
+  const at::Tensor x = normal({33, 96}, kNative);
+  EXPECT_NE(message([&] {
+              linear_forward(x, weight, {}, normal({32, 70}, kNative));
+            }).find("[linear] residual"),
+            std::string::npos);
+}
+
 // bf16: not further from the fp64 product than LibTorch's own bf16 linear (A16).
 TEST_F(LinearTest, Bf16ErrorIsThatOfLibTorch) {
   std::vector<double> ratios;

@@ -68,7 +68,8 @@ at::Tensor rms_norm_backward(const at::Tensor& dy,
                              const at::Tensor& weight,
                              double eps,
                              at::Tensor& grad_weight,
-                             const ComputeOptions& options) {
+                             const ComputeOptions& options,
+                             const at::Tensor& residual) {
   const profile::Scope timed("rms_norm backward", [&] { return moved(x, 3); });
   check(x, weight, options);
   const at::ScalarType wide_type = detail::accumulate_type(x.scalar_type());
@@ -86,10 +87,15 @@ at::Tensor rms_norm_backward(const at::Tensor& dy,
                grad_weight.sizes(),
                " ",
                grad_weight.scalar_type());
+  BANYAN_CHECK(!residual.defined() ||
+                   (residual.sizes() == x.sizes() && residual.scalar_type() == x.scalar_type()),
+               "[rms_norm] residual: wanted x's shape and dtype ",
+               x.sizes());
   const int64_t n = x.size(-1);
   if (is_native(options)) {
     const at::Tensor rows = x.contiguous();
     const at::Tensor grads = dy.contiguous();
+    const at::Tensor added = residual.defined() ? residual.contiguous() : at::Tensor();
     const at::Tensor w = weight.contiguous();
     at::Tensor dx = at::empty_like(rows);
     BANYAN_ASSERT(grad_weight.is_contiguous(), "[rms_norm] grad_weight is not contiguous");
@@ -100,6 +106,7 @@ at::Tensor rms_norm_backward(const at::Tensor& dy,
                                  bf16_bits(grads),
                                  bf16_bits(rows),
                                  bf16_bits(w),
+                                 added.defined() ? bf16_bits(added) : nullptr,
                                  bf16_bits(dx),
                                  grad_weight.data_ptr<float>());
     }
@@ -112,7 +119,9 @@ at::Tensor rms_norm_backward(const at::Tensor& dy,
   grad_weight.add_(normed.to(x.scalar_type()).to(wide_type).mul(grad).reshape({-1, n}).sum({0}));
   const at::Tensor weighted = grad.mul(weight.to(wide_type));
   const at::Tensor mean = weighted.mul(normed).mean({-1}, /*keepdim=*/true);
-  return weighted.sub(normed.mul(mean)).mul_(inverse).to(x.scalar_type());
+  at::Tensor dx = weighted.sub(normed.mul(mean)).mul_(inverse);
+  if (residual.defined()) dx.add_(residual);
+  return dx.to(x.scalar_type());
 }
 
 }  // namespace banyan::ops

@@ -14,13 +14,14 @@ at::Tensor rms_norm_forward(const at::Tensor& x,
                             double eps,
                             const ComputeOptions& options);
 
-// dx; grad_weight [E] fp32 (fp64 for fp64) += in fixed row order. The statistics are recomputed
-// from x.
+// dx, plus the residual like dy if there is one (the gradient that went past the norm); grad_weight
+// [E] fp32 (fp64 for fp64) += in fixed row order. The statistics are recomputed from x.
 at::Tensor rms_norm_backward(const at::Tensor& dy,
                              const at::Tensor& x,
                              const at::Tensor& weight,
                              double eps,
                              at::Tensor& grad_weight,
-                             const ComputeOptions& options);
+                             const ComputeOptions& options,
+                             const at::Tensor& residual = {});
 
 }  // namespace banyan::ops

@@ -2,7 +2,7 @@
 #include "banyan/ops/rope.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty.h>
 
 #include "banyan/core/error.h"
 #include "banyan/core/profile.h"
@@ -54,22 +54,30 @@ void check(const at::Tensor& x,
                low.item<int32_t>() < 0 ? low.item<int32_t>() : high.item<int32_t>());
 }
 
+// Heads side by side, tokens at any distance: what the kernel reads and writes.
+bool has_token_rows(const at::Tensor& x) {
+  return x.stride(2) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(2));
+}
+
+// In `out`, if it is defined, else in a new tensor.
 at::Tensor rotate(const at::Tensor& x,
                   const at::Tensor& positions,
                   const at::Tensor& cos,
                   const at::Tensor& sin,
                   bool transpose,
-                  const ComputeOptions& options) {
+                  const ComputeOptions& options,
+                  at::Tensor out = {}) {
   const profile::Scope timed(
       "rope", [&] { return profile::Work{.bytes = 2 * static_cast<int64_t>(x.nbytes())}; });
   check(x, positions, cos, sin, options);
   const int64_t half = x.size(2) / 2;
   if (is_native(options)) {
-    const at::Tensor in = x.contiguous();
+    const at::Tensor in = has_token_rows(x) ? x : x.contiguous();
     const at::Tensor ids = positions.contiguous();
     const at::Tensor c = cos.contiguous();
     const at::Tensor s = sin.contiguous();
-    at::Tensor out = at::empty_like(in);
+    if (!out.defined()) out = at::empty(x.sizes(), x.options());
+    BANYAN_ASSERT(has_token_rows(out), "[rope] out: the heads of a token are not side by side");
     kernels::rope(x.size(0),
                   x.size(1),
                   x.size(2),
@@ -78,7 +86,9 @@ at::Tensor rotate(const at::Tensor& x,
                   c.data_ptr<float>(),
                   s.data_ptr<float>(),
                   bf16_bits(in),
-                  bf16_bits(out));
+                  in.stride(0),
+                  bf16_bits(out),
+                  out.stride(0));
     return out;
   }
   const at::Tensor wide = x.to(cos.scalar_type());
@@ -87,7 +97,8 @@ at::Tensor rotate(const at::Tensor& x,
   if (transpose) s = s.neg();
   const at::Tensor x1 = wide.slice(2, 0, half);
   const at::Tensor x2 = wide.slice(2, half);
-  return at::cat({x1.mul(c).sub_(x2.mul(s)), x2.mul(c).add_(x1.mul(s))}, 2).to(x.scalar_type());
+  const at::Tensor y = at::cat({x1.mul(c).sub_(x2.mul(s)), x2.mul(c).add_(x1.mul(s))}, 2);
+  return out.defined() ? out.copy_(y) : y.to(x.scalar_type());
 }
 
 }  // namespace
@@ -106,6 +117,22 @@ at::Tensor rope_backward(const at::Tensor& dy,
                          const at::Tensor& sin,
                          const ComputeOptions& options) {
   return rotate(dy, positions, cos, sin, /*transpose=*/true, options);
+}
+
+void rope_backward_into(const at::Tensor& dy,
+                        const at::Tensor& positions,
+                        const at::Tensor& cos,
+                        const at::Tensor& sin,
+                        const ComputeOptions& options,
+                        at::Tensor& out) {
+  BANYAN_CHECK(out.sizes() == dy.sizes() && out.scalar_type() == dy.scalar_type(),
+               "[rope] out: wanted dy's shape and dtype ",
+               dy.sizes(),
+               ", got ",
+               out.sizes(),
+               " ",
+               out.scalar_type());
+  rotate(dy, positions, cos, sin, /*transpose=*/true, options, out);
 }
 
 }  // namespace banyan::ops

@@ -17,11 +17,17 @@ at::Tensor rope_forward(const at::Tensor& x,
                         const at::Tensor& sin,
                         const ComputeOptions& options);
 
-// The transpose of the rotation (sin negated).
+// The transpose of the rotation (sin negated), in a new tensor or in `out` like dy.
 at::Tensor rope_backward(const at::Tensor& dy,
                          const at::Tensor& positions,
                          const at::Tensor& cos,
                          const at::Tensor& sin,
                          const ComputeOptions& options);
+void rope_backward_into(const at::Tensor& dy,
+                        const at::Tensor& positions,
+                        const at::Tensor& cos,
+                        const at::Tensor& sin,
+                        const ComputeOptions& options,
+                        at::Tensor& out);
 
 }  // namespace banyan::ops

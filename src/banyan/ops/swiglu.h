@@ -11,9 +11,13 @@ namespace banyan::ops {
 // gate_up [T, 2F] -> [T, F], fp32 arithmetic with one rounding.
 at::Tensor swiglu_forward(const at::Tensor& gate_up, const ComputeOptions& options);
 
-// dy [T, F] -> d(gate_up) [T, 2F].
-at::Tensor swiglu_backward(const at::Tensor& dy,
-                           const at::Tensor& gate_up,
-                           const ComputeOptions& options);
+struct SwigluGradients {
+  at::Tensor gate_up;  // [T, 2F]
+  at::Tensor y;        // [T, F]: what the forward gave, which a weight gradient wants
+};
+// dy [T, F] -> d(gate_up), and y again in the same pass.
+SwigluGradients swiglu_backward(const at::Tensor& dy,
+                                const at::Tensor& gate_up,
+                                const ComputeOptions& options);
 
 }  // namespace banyan::ops

@@ -55,7 +55,8 @@ BlockBody forward_body(models::CausalLM& model,
 BlockHead forward_head(models::CausalLM& model,
                        const trie::Block& block,
                        const at::Tensor& row_hidden,
-                       const HeadSpec& spec) {
+                       const HeadSpec& spec,
+                       ops::HeadMemory* memory) {
   const ComputeOptions& options = model.options();
   BlockHead head;
   if (model.head_kind() == models::HeadKind::kValue) {
@@ -65,7 +66,7 @@ BlockHead forward_head(models::CausalLM& model,
   head.index.row_offsets = int_tensor(block.edges.row_offsets, options.device);
   head.index.token = int_tensor(block.edges.token, options.device);
   head.edges = ops::edge_logprob_forward(
-      row_hidden, model.head(), head.index, spec.temperature, spec.with_entropy, options);
+      row_hidden, model.head(), head.index, spec.temperature, spec.with_entropy, options, memory);
   if (spec.with_sum_squares) {
     head.sum_squares = ops::sum_squared_probabilities(
         row_hidden, model.head(), head.edges.lse, spec.temperature, options);
@@ -78,7 +79,8 @@ void backward_block(models::CausalLM& model,
                     BlockBody body,
                     const BlockHead& head,
                     const HeadGradients& gradients,
-                    const HeadSpec& spec) {
+                    const HeadSpec& spec,
+                    ops::HeadMemory* memory) {
   at::Tensor grad_rows;
   if (model.head_kind() == models::HeadKind::kValue) {
     grad_rows = ops::value_head_backward(body.row_hidden,
@@ -97,7 +99,8 @@ void backward_block(models::CausalLM& model,
         gradients.entropy.defined() ? gradients.entropy.to(to) : at::Tensor(),
         spec.temperature,
         model.head_grad(),
-        model.options());
+        model.options(),
+        memory);
   }
   // Head rows are distinct tokens, so a copy is the whole scatter.
   at::Tensor grad_hidden = at::zeros({block.num_own(), grad_rows.size(1)}, grad_rows.options());

@@ -47,11 +47,12 @@ BlockBody forward_body(models::CausalLM& model,
                        std::unique_ptr<AttentionContext> attention,
                        bool keep);
 
-// The head on the rows of a body's forward.
+// The head on the rows of a body's forward. `memory`, if given, is left for backward_block.
 BlockHead forward_head(models::CausalLM& model,
                        const trie::Block& block,
                        const at::Tensor& row_hidden,
-                       const HeadSpec& spec);
+                       const HeadSpec& spec,
+                       ops::HeadMemory* memory = nullptr);
 
 // Gradients of what forward_head gave, fp64 on the CPU.
 struct HeadGradients {
@@ -67,7 +68,8 @@ void backward_block(models::CausalLM& model,
                     BlockBody body,
                     const BlockHead& head,
                     const HeadGradients& gradients,
-                    const HeadSpec& spec);
+                    const HeadSpec& spec,
+                    ops::HeadMemory* memory = nullptr);
 
 // Logits of every token of each sample, [tokens, V] fp32 (fp64): small inputs, for parity with
 // other systems.

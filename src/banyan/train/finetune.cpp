@@ -1,5 +1,7 @@
 #include "banyan/train/finetune.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -10,6 +12,7 @@
 #include "banyan/checkpoint/folder.h"
 #include "banyan/core/error.h"
 #include "banyan/core/memory.h"
+#include "banyan/core/threads.h"
 #include "banyan/optim/adamw.h"
 #include "banyan/optim/schedule.h"
 #include "banyan/train/apply_gradients.h"
@@ -45,6 +48,7 @@ class FinetuneRun {
   FinetuneRun(const FinetuneConfig& config, FinetuneHost& host, parallel::Collectives& ranks)
       : config_(config), host_(host), ranks_(ranks), num_steps_(total_steps(config)) {
     keep_freed_memory();
+    at::set_num_threads(static_cast<int>(choose_threads(thread_facts())));
     schedule_ = optim::schedule_from(config.optim, num_steps_);
     // An unknown schedule fails here, before a model loads.
     if (optim::learning_rate(schedule_, 0) == 0.0) {  // T38

@@ -1,5 +1,7 @@
 #include "banyan/train/trainer.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -9,6 +11,7 @@
 #include "banyan/checkpoint/folder.h"
 #include "banyan/core/error.h"
 #include "banyan/core/memory.h"
+#include "banyan/core/threads.h"
 #include "banyan/models/causal_lm.h"
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/calibrate.h"
@@ -49,6 +52,7 @@ class Run {
                   RankInfo{.global_rank = ranks.rank()},
                   [&host](const std::string& line) { host.say(line); }) {
     keep_freed_memory();
+    at::set_num_threads(static_cast<int>(choose_threads(thread_facts())));
     for (const std::string& line : check_config(config)) host_.say(line);
     num_steps_ = total_steps(config);
     schedule_ = optim::schedule_from(config.actor.optim, num_steps_);

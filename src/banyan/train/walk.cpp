@@ -184,7 +184,13 @@ class Walk {
     if (grad_entropy_.defined()) gradients.entropy = sum(b, grad_entropy_, row, num_rows);
     measure(state.body.backward_bytes() - state.body.bytes());
     state.live = false;
-    backward_block(model_, plan_.blocks[b], std::move(state.body), state.head, gradients, spec_);
+    backward_block(model_,
+                   plan_.blocks[b],
+                   std::move(state.body),
+                   state.head,
+                   gradients,
+                   spec_,
+                   &head_memory_);
     measure();
     state.store = {};
     state.head = {};
@@ -204,7 +210,9 @@ class Walk {
     if (observer_ != nullptr) attention = observer_->watch(b, recompute, std::move(attention));
     BlockBody body = forward_body(model_, block, std::move(attention), keep);
     if (!state.has_head) {
-      state.head = forward_head(model_, block, body.row_hidden, spec_);
+      // Held until the next forward, which is enough for a block whose backward comes before that.
+      state.head =
+          forward_head(model_, block, body.row_hidden, spec_, keep ? &head_memory_ : nullptr);
       state.numbers = {
           to_double(state.head.value.defined() ? state.head.value : state.head.edges.logprob),
           to_double(state.head.edges.entropy),
@@ -278,6 +286,7 @@ class Walk {
   PassObserver* observer_;
   Clock clock_;
   std::shared_ptr<ops::AttentionMemory> memory_ = ops::make_attention_memory();
+  ops::HeadMemory head_memory_;
   std::vector<BlockState> states_;
   std::unique_ptr<TokensOfBlock> tokens_;
   at::Tensor grad_value_;    // [all logical tokens] fp64

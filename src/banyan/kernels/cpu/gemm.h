@@ -10,9 +10,11 @@
 // kernel. Row tiles are filled up with zero rows to a multiple of row_step(). Tiling and threads
 // decide who computes an element, never how.
 //
-// The tile kernel, chosen once for the process: register tiles of our own with avx512_bf16
-// (bf16_product.h), oneDNN's brgemm through ATen with AMX, else a plain loop in fp32 over the same
-// layout (gemm_portable.cpp).
+// The tile kernel, chosen once for the process and used by every kernel that multiplies (head and
+// attention too): oneDNN's brgemm through ATen with AMX, register tiles of our own with avx512_bf16
+// (bf16_product.h), else a plain loop in fp32 over the same layout (gemm_portable.cpp). The
+// environment variable BANYAN_GEMM_KERNEL=brgemm|registers|portable chooses instead, where the
+// processor can; another word is an error at the first product.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -55,6 +57,8 @@ const char* gemm_kernel_name();
 // Rows of a tile are computed in multiples of this: 16 for brgemm (few shapes are compiled at run
 // time), else 1.
 int64_t row_step();
+// True if register tiles are the kernel, so that blocks of matmul_block.h have the same bits.
+bool has_register_tiles();
 // Tests: the portable loop for the life of the object, whatever the processor has. Not while
 // another thread computes.
 class PortableGemm {
@@ -71,19 +75,21 @@ void pack_weight_transposed(const float* w, int64_t out, int64_t in, BFloat16* p
 void unpack_row(const Panels& weight, int64_t row, BFloat16* values);
 void unpack_row_transposed(const Panels& weight_t, int64_t row, BFloat16* values);
 
-// c [rows, columns] = a [rows, depth] B (+ bias [columns], added in fp32). Parallel; bias may be
-// null.
+// c [rows, columns] = a [rows, depth] B (+ bias [columns], added in fp32), rounded; with a residual
+// [rows, columns] (row stride ldc) that is added to the rounded product, and the sum is rounded.
+// Parallel; bias and residual may be null.
 void gemm(const BFloat16* a,
           int64_t lda,
           int64_t rows,
           const Panels& b,
           const BFloat16* bias,
           BFloat16* c,
-          int64_t ldc);
+          int64_t ldc,
+          const BFloat16* residual = nullptr);
 void gemm(const BFloat16* a, int64_t lda, int64_t rows, const Panels& b, float* c, int64_t ldc);
 
-// grad [out, in] fp32 += dyᵀ x, dy [rows, out], x [rows, in]. Rows are walked in chunks of fixed
-// size in ascending order; each output tile has one writer. Parallel.
+// grad [out, in] fp32 += dyᵀ x, dy [rows, out], x [rows, in]. Rows are walked in chunks in
+// ascending order, cut by the number of rows alone; each output tile has one writer. Parallel.
 void weight_gradient(const BFloat16* dy,
                      int64_t ld_dy,
                      const BFloat16* x,
@@ -157,13 +163,14 @@ void transpose(const BFloat16* x,
                int64_t depth,
                BFloat16* out,
                int64_t ld_out);
-// c fp32 -> out bf16 with an optional bias in fp32.
+// c fp32 -> out bf16 with an optional bias in fp32 and an optional residual (row stride ld_out).
 void store_bf16(const float* c,
                 int64_t ldc,
                 int64_t rows,
                 int64_t columns,
                 const BFloat16* bias,
                 BFloat16* out,
-                int64_t ld_out);
+                int64_t ld_out,
+                const BFloat16* residual = nullptr);
 
 }  // namespace banyan::kernels

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "banyan/kernels/cpu/bf16_product.h"
+#include "banyan/kernels/cpu/matmul_block.h"
 
 namespace banyan::kernels {
 namespace {
@@ -87,6 +88,67 @@ TEST(Gemm, EqualsTheDotProducts) {
         ASSERT_NEAR(c[r * columns + j], want, 1e-6 * size) << depth << "x" << columns;
         ASSERT_EQ(rounded[r * columns + j].x, BFloat16(c[r * columns + j] + float(bias[j])).x);
       }
+    }
+  }
+}
+
+// What follows the product is done in one pass, with the bits of the steps one after another.
+TEST(Gemm, RoundsTheSumWithBiasAndResidual) {
+  for (const auto [depth, columns] : kShapes) {
+    for (const int64_t rows : {1, 5, 64, 67, 800}) {
+      const std::vector<float> w = normal(columns * depth, 19);
+      const std::vector<BFloat16> a = normal_bf16(rows * depth, 20);
+      const std::vector<BFloat16> bias = normal_bf16(columns, 21);
+      const std::vector<BFloat16> residual = normal_bf16(rows * columns, 22);
+      std::vector<BFloat16> packed(packed_size(depth, columns));
+      pack_weight(w.data(), columns, depth, packed.data());
+      const Panels b{packed.data(), depth, columns};
+      std::vector<float> c(rows * columns);
+      gemm(a.data(), depth, rows, b, c.data(), columns);
+      for (const bool with_bias : {false, true}) {
+        for (const bool with_residual : {false, true}) {
+          std::vector<BFloat16> got = residual;  // in place where there is one
+          gemm(a.data(),
+               depth,
+               rows,
+               b,
+               with_bias ? bias.data() : nullptr,
+               got.data(),
+               columns,
+               with_residual ? got.data() : nullptr);
+          for (int64_t i = 0; i < rows * columns; ++i) {
+            const float sum = with_bias ? c[i] + float(bias[i % columns]) : c[i];
+            const BFloat16 rounded(sum);
+            const BFloat16 want =
+                with_residual ? BFloat16(float(rounded) + float(residual[i])) : rounded;
+            ASSERT_EQ(got[i].x, want.x) << depth << "x" << columns << " " << rows << " at " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(MatmulBlock, HasTheBitsOfTheTileKernel) {
+  if (!bf16_product_available()) return;  // never called there
+  const int64_t depth = 96, ldc = 80;
+  const std::vector<BFloat16> a = normal_bf16(kRowTile * depth, 23);
+  const std::vector<BFloat16> b = normal_bf16(kPanel * depth, 24);
+  for (const int64_t columns : {32, 64}) {
+    for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 11, 64}) {
+      std::vector<float> got(kRowTile * ldc, 0.25f), want = got;
+      matmul_add({a.data(), depth, rows, b.data(), depth, columns}, got.data(), ldc);
+      bf16_product({.a = a.data(),
+                    .lda = depth,
+                    .rows = rows,
+                    .b = b.data(),
+                    .ldb = kPanel,
+                    .depth = depth,
+                    .columns = columns,
+                    .add = true,
+                    .c = want.data(),
+                    .ldc = ldc});
+      EXPECT_TRUE(same_bits(got.data(), want.data(), kRowTile * ldc)) << columns << " " << rows;
     }
   }
 }
@@ -236,7 +298,7 @@ TEST(Gemm, RegisterTilesTakeAnyNumberOfColumns) {
 TEST(WeightGradient, EqualsTheSumAndDoesNotDependOnThreads) {
   const int threads = at::get_num_threads();
   for (const auto [in, out] : kShapes) {
-    for (const int64_t rows : {0, 1, 63, 600}) {
+    for (const int64_t rows : {0, 1, 63, 600, 1300}) {
       const std::vector<BFloat16> dy = normal_bf16(rows * out, 11);
       const std::vector<BFloat16> x = normal_bf16(rows * in, 12);
       const std::vector<float> start = normal(out * in, 13);

@@ -1,20 +1,23 @@
-// dW += dyᵀ x. Per chunk of kDepth rows: dy is transposed to [out, chunk], x is packed over its
-// rows, then each tile of dW is one tile product added straight into the fp32 gradient. The chunk
-// size is fixed and the last chunk is filled with zero rows, so the order of a sum depends on the
-// number of rows alone.
+// dW += dyᵀ x. Per chunk of rows: dy is transposed to [out, chunk], x is packed over its rows, then
+// each tile of dW is one tile product added straight into the fp32 gradient. Chunks are as few and
+// as equal as kMostDepth allows, since each costs one reading and writing of dW; the last one is
+// filled with zero rows. So the order of a sum depends on the number of rows alone.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "banyan/kernels/cpu/gemm.h"
+#include "banyan/kernels/cpu/matmul_block.h"
 #include "banyan/kernels/cpu/vecmath.h"
+#include "banyan/kernels/cpu/work_items.h"
 
 namespace banyan::kernels {
 
 namespace {
 
-constexpr int64_t kDepth = 512;
+constexpr int64_t kMostDepth =
+    1280;                           // a tile of dy and a panel of x stand in the second-level cache
 constexpr int64_t kDepthStep = 64;  // few depths, so few kernels are compiled at run time
 
 BANYAN_MULTIVERSION
@@ -34,6 +37,12 @@ void add_product(const RowTile& a,
                  int64_t columns,
                  float* c,
                  int64_t ldc) {
+  if (has_register_tiles() && columns == kPanel) {
+    matmul_add({.a = a.data, .lda = a.ld, .rows = rows, .b = b, .depth = depth, .columns = kPanel},
+               c,
+               ldc);
+    return;
+  }
   // The kernel reads c after its last multiply, from memory that nothing has touched for long.
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < columns; j += 16) __builtin_prefetch(c + r * ldc + j, /*rw=*/1);
@@ -74,14 +83,15 @@ void weight_gradient(const BFloat16* dy,
   thread_local Scratch x_scratch;
   const int64_t row_tiles = divide_up(out, kRowTile);
   const int64_t panels = divide_up(in, kPanel);
-  const int64_t most = std::min(kDepth, round_up(rows, kDepthStep));
+  const int64_t chunks = divide_up(rows, kMostDepth);
+  const int64_t most = chunks == 0 ? 0 : round_up(divide_up(rows, chunks), kDepthStep);
   BFloat16* dy_t = dy_scratch.get<BFloat16>(row_tiles * kRowTile * most);
   BFloat16* x_packed = x_scratch.get<BFloat16>(panels * kPanel * most);
-  for (int64_t first = 0; first < rows; first += kDepth) {
-    const int64_t n = std::min(kDepth, rows - first);
+  for (int64_t first = 0; first < rows; first += most) {
+    const int64_t n = std::min(most, rows - first);
     const int64_t depth = round_up(n, kDepthStep);
-    at::parallel_for(0, row_tiles + panels, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
+    for_each_item(row_tiles + panels, [&](const auto& next) {
+      for (int64_t i = next(); i >= 0; i = next()) {
         if (i < row_tiles) {
           const int64_t row = i * kRowTile;
           const int64_t width = std::min(kRowTile, out - row);
@@ -97,8 +107,8 @@ void weight_gradient(const BFloat16* dy,
         }
       }
     });
-    at::parallel_for(0, row_tiles * panels, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t item = begin; item < end; ++item) {
+    for_each_item(row_tiles * panels, [&](const auto& next) {
+      for (int64_t item = next(); item >= 0; item = next()) {
         const int64_t row = item / panels * kRowTile;
         const int64_t column = item % panels * kPanel;
         const int64_t height = std::min(kRowTile, out - row);

@@ -1,11 +1,11 @@
 // Forward of the head: logit tiles are produced and reduced while they are in the cache.
 #include "banyan/kernels/cpu/head.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <array>
 #include <vector>
+
+#include "banyan/kernels/cpu/work_items.h"
 
 namespace banyan::kernels {
 
@@ -40,7 +40,8 @@ void reduce_segment(const HeadInput& input,
                     bool with_entropy,
                     SoftmaxState* states,
                     int64_t state_stride,
-                    float* chosen) {
+                    float* chosen,
+                    const KeptProbabilities& kept) {
   thread_local std::array<Scratch, kTilesPerGroup> row_scratch;
   alignas(64) float z[kRowTile * kVocabTile];
   std::array<RowTile, kTilesPerGroup> tiles;
@@ -63,7 +64,10 @@ void reduce_segment(const HeadInput& input,
                   columns,
                   input.inverse_temperature,
                   with_entropy,
-                  &lanes[i * kRowTile]);
+                  &lanes[i * kRowTile],
+                  kept,
+                  row,
+                  v / kVocabTile);
       for (int64_t r = 0; r < rows; ++r) {
         for (int32_t x = input.row_offsets[row + r]; x < input.row_offsets[row + r + 1]; ++x) {
           const int64_t column = input.token[x] - v;
@@ -81,7 +85,11 @@ void reduce_segment(const HeadInput& input,
 
 }  // namespace
 
-void head_forward(const HeadInput& input, float* logprob, float* lse, float* entropies) {
+void head_forward(const HeadInput& input,
+                  float* logprob,
+                  float* lse,
+                  float* entropies,
+                  const KeptProbabilities& kept) {
   if (input.rows == 0) return;
   const int64_t vocabulary = input.weight.columns;
   const int64_t segments = divide_up(vocabulary, kVocabSegment);
@@ -89,8 +97,8 @@ void head_forward(const HeadInput& input, float* logprob, float* lse, float* ent
   const int64_t groups = divide_up(input.rows, group);
   const bool with_entropy = entropies != nullptr;
   std::vector<SoftmaxState> states(input.rows * segments);
-  at::parallel_for(0, segments * groups, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; ++item) {
+  for_each_item(segments * groups, [&](const auto& next) {
+    for (int64_t item = next(); item >= 0; item = next()) {
       const int64_t segment = item / groups;
       const int64_t row = item % groups * group;
       reduce_segment(input,
@@ -101,7 +109,8 @@ void head_forward(const HeadInput& input, float* logprob, float* lse, float* ent
                      with_entropy,
                      states.data() + segment,
                      segments,
-                     logprob);
+                     logprob,
+                     kept);
     }
     gemm_release();
   });

@@ -35,15 +35,36 @@ struct alignas(64) LaneState {
   float weighted[kLanes] = {};
 };
 
+// e^(s - m) of rows, in bf16, for a backward that does not compute the logits again: m is what the
+// running maximum of the lane was when the tile was added. One tile of a row is [kVocabTile], with
+// its kLanes maxima; a row has tiles() of them. `rows` may be fewer than those of the forward: the
+// first ones.
+struct KeptProbabilities {
+  uint16_t* values = nullptr;  // [rows, tiles, kVocabTile]
+  float* max = nullptr;        // [rows, tiles, kLanes]
+  int64_t rows = 0;
+  int64_t vocabulary = 0;
+
+  int64_t tiles() const { return divide_up(vocabulary, kVocabTile); }
+  uint16_t* values_at(int64_t row, int64_t tile) const {
+    return values + (row * tiles() + tile) * kVocabTile;
+  }
+  float* max_at(int64_t row, int64_t tile) const { return max + (row * tiles() + tile) * kLanes; }
+};
+
 // Adds the logits z [rows, columns] (columns <= kVocabTile) to the states [rows]; `weighted` is
-// kept only if with_entropy, and does not change the other bits.
+// kept only if with_entropy, and does not change the other bits. With `kept`, the tile's
+// probabilities go to rows first_row, first_row + 1, ... of it, as far as it has them.
 void reduce_tile(const float* z,
                  int64_t ldz,
                  int64_t rows,
                  int64_t columns,
                  float inverse_temperature,
                  bool with_entropy,
-                 LaneState* states);
+                 LaneState* states,
+                 const KeptProbabilities& kept = {},
+                 int64_t first_row = 0,
+                 int64_t tile = 0);
 
 // One tile of a row as a draw sees it (head_draw.h): the largest s of the row's segment so far, and
 // the sum of e^(s - max) over the tile.
@@ -71,8 +92,13 @@ struct HeadInput {
   float inverse_temperature = 1.0f;
 };
 
-// logprob [edges], lse [rows], entropy [rows] or null.
-void head_forward(const HeadInput& input, float* logprob, float* lse, float* entropy);
+// logprob [edges], lse [rows], entropy [rows] or null. Fills `kept`; the other results do not
+// depend on it.
+void head_forward(const HeadInput& input,
+                  float* logprob,
+                  float* lse,
+                  float* entropy,
+                  const KeptProbabilities& kept = {});
 
 // Logits z [hidden.rows, kVocabTile] of `columns` tokens from `first` (a multiple of kPanel), one
 // thread.
@@ -104,10 +130,11 @@ struct HeadGradients {
   Panels weight_t;                      // columns = E, depth = vocabulary
   BFloat16* grad_hidden = nullptr;      // [rows, E], written
   float* grad_weight = nullptr;         // [vocabulary, E], added to
+  KeptProbabilities kept;               // of the forward; not read with grad_entropy
 };
 
-// Logits are recomputed tile by tile; dz is rounded to bf16 for the two products, their sums stay
-// fp32 and run in a fixed order.
+// Logits are recomputed tile by tile for rows without kept probabilities; dz is rounded to bf16 for
+// the two products, their sums stay fp32 and run in a fixed order.
 void head_backward(const HeadInput& input, const HeadGradients& gradients);
 
 }  // namespace banyan::kernels

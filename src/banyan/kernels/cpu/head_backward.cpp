@@ -1,5 +1,7 @@
 // Backward of the head. Per chunk of kRowChunk rows and kVocabChunk tokens, in ascending order:
-//   1. logits are recomputed per tile, turned into dz, rounded to bf16, stored by row and by token
+//   1. per tile, logits are recomputed (or kept probabilities are read) and turned into dz, which
+//   is
+//      rounded to bf16 and stored by row and by token
 //   2. dW[chunk] += dzᵀ H      (H packed over its rows once per row chunk)
 //   3. dH += dz W[chunk]       (fp32, rounded after the last vocabulary chunk)
 // Every output tile has one writer in each phase, so threads do not change the order of a sum.
@@ -11,6 +13,7 @@
 
 #include "banyan/kernels/cpu/head.h"
 #include "banyan/kernels/cpu/vecmath.h"
+#include "banyan/kernels/cpu/work_items.h"
 
 namespace banyan::kernels {
 
@@ -48,6 +51,23 @@ void softmax_gradient(float* z,
   }
 }
 
+// The same from kept probabilities: e^(s - m) e^(m - lse).
+BANYAN_MULTIVERSION
+void kept_gradient(const uint16_t* kept,
+                   const float* kept_max,
+                   int64_t columns,
+                   const RowGradient& row,
+                   float* z) {
+  const auto [lse, a, b, entropy] = row;
+  alignas(64) float factor[kLanes];
+  for (int64_t l = 0; l < kLanes; ++l) factor[l] = a * exp_f32(kept_max[l] - lse);
+  int64_t j = 0;
+  for (; j + kLanes <= columns; j += kLanes) {
+    for (int64_t l = 0; l < kLanes; ++l) z[j + l] = bf16_to_f32(kept[j + l]) * factor[l];
+  }
+  for (int64_t l = 0; j + l < columns; ++l) z[j + l] = bf16_to_f32(kept[j + l]) * factor[l];
+}
+
 // Working memory of one row chunk, shared by the threads.
 struct Chunk {
   int64_t first = 0;
@@ -72,6 +92,8 @@ class Backward {
   void logit_gradients(const Chunk& chunk, int64_t first_token, int64_t tokens) const;
   void tile_gradient(
       const Chunk& chunk, int64_t row, int64_t first_token, int64_t column, int64_t columns) const;
+  void softmax_gradients(
+      int64_t first, int64_t rows, int64_t token, int64_t columns, float* z) const;
   void add_to_weight(const Chunk& chunk, int64_t first_token, int64_t tokens) const;
   void add_to_hidden(const Chunk& chunk, int64_t first_token, int64_t tokens) const;
   void store_hidden(const Chunk& chunk) const;
@@ -119,19 +141,38 @@ void Backward::pack_hidden(const Chunk& chunk) const {
   });
 }
 
+// dz without the one-hot terms: z [rows, kVocabTile] of rows from `first`, tokens from `token`.
+void Backward::softmax_gradients(
+    int64_t first, int64_t rows, int64_t token, int64_t columns, float* z) const {
+  thread_local Scratch row_scratch;
+  const KeptProbabilities& kept = out_.kept;
+  if (out_.grad_entropy == nullptr && first + rows <= kept.rows) {
+    const int64_t tile = token / kVocabTile;
+    for (int64_t r = 0; r < rows; ++r) {
+      kept_gradient(kept.values_at(first + r, tile),
+                    kept.max_at(first + r, tile),
+                    columns,
+                    rows_[first + r],
+                    z + r * kVocabTile);
+    }
+    return;
+  }
+  const RowTile hidden =
+      row_tile(in_.hidden + first * in_.ld_hidden, in_.ld_hidden, rows, width_, row_scratch);
+  logit_tile(hidden, in_.weight, token, columns, z);
+  for (int64_t r = 0; r < rows; ++r) {
+    softmax_gradient(z + r * kVocabTile, columns, in_.inverse_temperature, rows_[first + r]);
+  }
+}
+
 // One tile of dz: rows from `row` of the chunk, tokens from first_token + column.
 void Backward::tile_gradient(
     const Chunk& chunk, int64_t row, int64_t first_token, int64_t column, int64_t columns) const {
-  thread_local Scratch row_scratch;
   alignas(64) float z[kRowTile * kVocabTile];
   const int64_t first = chunk.first + row;
   const int64_t rows = std::min(kRowTile, chunk.rows - row);
-  const RowTile hidden =
-      row_tile(in_.hidden + first * in_.ld_hidden, in_.ld_hidden, rows, width_, row_scratch);
-  logit_tile(hidden, in_.weight, first_token + column, columns, z);
-  for (int64_t r = 0; r < rows; ++r) {
-    softmax_gradient(z + r * kVocabTile, columns, in_.inverse_temperature, rows_[first + r]);
-    if (out_.grad_logprob == nullptr) continue;
+  softmax_gradients(first, rows, first_token + column, columns, z);
+  for (int64_t r = 0; r < rows && out_.grad_logprob != nullptr; ++r) {
     for (int32_t x = in_.row_offsets[first + r]; x < in_.row_offsets[first + r + 1]; ++x) {
       const int64_t at = in_.token[x] - first_token - column;
       if (at >= 0 && at < columns) {
@@ -160,8 +201,8 @@ void Backward::tile_gradient(
 void Backward::logit_gradients(const Chunk& chunk, int64_t first_token, int64_t tokens) const {
   const int64_t row_tiles = chunk.padded_rows / kRowTile;
   const int64_t items = row_tiles * divide_up(tokens, kVocabTile);
-  at::parallel_for(0, items, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; ++item) {
+  for_each_item(items, [&](const auto& next) {
+    for (int64_t item = next(); item >= 0; item = next()) {
       const int64_t column = item / row_tiles * kVocabTile;
       const int64_t columns = std::min(kVocabTile, tokens - column);
       tile_gradient(chunk, item % row_tiles * kRowTile, first_token, column, columns);
@@ -171,8 +212,8 @@ void Backward::logit_gradients(const Chunk& chunk, int64_t first_token, int64_t 
 }
 
 void Backward::add_to_weight(const Chunk& chunk, int64_t first_token, int64_t tokens) const {
-  at::parallel_for(0, divide_up(tokens, kRowTile) * panels_, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; ++item) {
+  for_each_item(divide_up(tokens, kRowTile) * panels_, [&](const auto& next) {
+    for (int64_t item = next(); item >= 0; item = next()) {
       const int64_t token = item / panels_ * kRowTile;
       const int64_t column = item % panels_ * kPanel;
       const int64_t height = std::min(kRowTile, tokens - token);
@@ -191,8 +232,8 @@ void Backward::add_to_weight(const Chunk& chunk, int64_t first_token, int64_t to
 
 void Backward::add_to_hidden(const Chunk& chunk, int64_t first_token, int64_t tokens) const {
   const int64_t row_tiles = chunk.padded_rows / kRowTile;
-  at::parallel_for(0, row_tiles * panels_, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; ++item) {
+  for_each_item(row_tiles * panels_, [&](const auto& next) {
+    for (int64_t item = next(); item >= 0; item = next()) {
       const int64_t row = item / panels_ * kRowTile;
       const int64_t p = item % panels_;
       gemm_tile({chunk.dz + row * chunk.ld_dz(), chunk.ld_dz(), kRowTile},

@@ -55,7 +55,9 @@ void add_row(const float* z,
              float inverse_temperature,
              bool with_entropy,
              LaneState& state,
-             TileMass* mass) {
+             TileMass* mass,
+             uint16_t* kept,
+             float* kept_max) {
   alignas(64) float s[kVocabTile];
   alignas(64) float p[kVocabTile];
   alignas(64) float max[kLanes];
@@ -76,6 +78,10 @@ void add_row(const float* z,
   for (int64_t l = 0; l < kLanes; ++l) scale[l] = exp_f32(shift[l]);
   for (int64_t i = 0; i < kVocabTile; i += kLanes) {
     for (int64_t l = 0; l < kLanes; ++l) p[i + l] = exp_f32(s[i + l] - max[l]);
+  }
+  if (kept != nullptr) {
+    for (int64_t i = 0; i < kVocabTile; ++i) kept[i] = f32_to_bf16(p[i]);
+    store(kept_max, load(max));
   }
   if (with_entropy) {
     for (int64_t i = 0; i < kVocabTile; i += kLanes) {
@@ -143,15 +149,33 @@ void reduce_tile(const float* z,
                  int64_t columns,
                  float inverse_temperature,
                  bool with_entropy,
-                 LaneState* states) {
+                 LaneState* states,
+                 const KeptProbabilities& kept,
+                 int64_t first_row,
+                 int64_t tile) {
   for (int64_t row = 0; row < rows; ++row) {
-    add_row(z + row * ldz, columns, inverse_temperature, with_entropy, states[row], nullptr);
+    const bool keeps = first_row + row < kept.rows;
+    add_row(z + row * ldz,
+            columns,
+            inverse_temperature,
+            with_entropy,
+            states[row],
+            /*mass=*/nullptr,
+            keeps ? kept.values_at(first_row + row, tile) : nullptr,
+            keeps ? kept.max_at(first_row + row, tile) : nullptr);
   }
 }
 
 TileMass reduce_row(const float* z, int64_t columns, float inverse_temperature, LaneState& state) {
   TileMass mass;
-  add_row(z, columns, inverse_temperature, /*with_entropy=*/false, state, &mass);
+  add_row(z,
+          columns,
+          inverse_temperature,
+          /*with_entropy=*/false,
+          state,
+          &mass,
+          /*kept=*/nullptr,
+          /*kept_max=*/nullptr);
   return mass;
 }
 

@@ -50,7 +50,7 @@ void rms_norm_rows(int64_t rows,
   }
 }
 
-// dx of some rows; partial [n] is set to their share of dw.
+// dx of some rows; partial [n] is set to their share of dw. The residual may be null.
 BANYAN_MULTIVERSION
 void rms_norm_backward_rows(int64_t rows,
                             int64_t n,
@@ -58,6 +58,7 @@ void rms_norm_backward_rows(int64_t rows,
                             const uint16_t* __restrict dy,
                             const uint16_t* __restrict x,
                             const uint16_t* __restrict weight,
+                            const uint16_t* __restrict residual,
                             uint16_t* __restrict dx,
                             float* __restrict partial) {
   for (int64_t i = 0; i < n; ++i) partial[i] = 0.0f;
@@ -79,10 +80,12 @@ void rms_norm_backward_rows(int64_t rows,
       lanes.at[i - whole] = fma(g, bf16_to_f32(in[i]) * r, lanes.at[i - whole]);
     }
     const float mean = lanes.sum() / static_cast<float>(n);
+    const uint16_t* past = residual == nullptr ? nullptr : residual + row * n;
     for (int64_t i = 0; i < n; ++i) {
       const float d = bf16_to_f32(grad[i]);
       const float normed = bf16_to_f32(in[i]) * r;
-      out[i] = f32_to_bf16(r * fma(-normed, mean, d * bf16_to_f32(weight[i])));
+      const float g = fma(-normed, mean, d * bf16_to_f32(weight[i]));
+      out[i] = f32_to_bf16(past == nullptr ? r * g : fma(r, g, bf16_to_f32(past[i])));
       partial[i] = fma(d, bf16_to_f32(f32_to_bf16(normed)), partial[i]);
     }
   }
@@ -102,6 +105,7 @@ void rms_norm_backward(int64_t rows,
                        const uint16_t* dy,
                        const uint16_t* x,
                        const uint16_t* weight,
+                       const uint16_t* residual,
                        uint16_t* dx,
                        float* grad_weight) {
   static thread_local Scratch memory;
@@ -116,6 +120,7 @@ void rms_norm_backward(int64_t rows,
                              dy + first * n,
                              x + first * n,
                              weight,
+                             residual == nullptr ? nullptr : residual + first * n,
                              dx + first * n,
                              partial + block * n);
     }

@@ -40,15 +40,22 @@ void rope(int64_t tokens,
           const float* cos,
           const float* sin,
           const uint16_t* x,
-          uint16_t* y) {
+          int64_t x_stride,
+          uint16_t* y,
+          int64_t y_stride) {
   const int64_t half = head_dim / 2;
   const int64_t row = heads * head_dim;
   const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(row, 1));
   at::parallel_for(0, tokens, grain, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t at = positions[t] * half;
-      rope_token(
-          heads, half, transpose ? -1.0f : 1.0f, cos + at, sin + at, x + t * row, y + t * row);
+      rope_token(heads,
+                 half,
+                 transpose ? -1.0f : 1.0f,
+                 cos + at,
+                 sin + at,
+                 x + t * x_stride,
+                 y + t * y_stride);
     }
   });
 }

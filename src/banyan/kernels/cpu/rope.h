@@ -6,8 +6,9 @@
 
 namespace banyan::kernels {
 
-// x, y [tokens, heads, head_dim] bf16; cos, sin [P, head_dim / 2] fp32; positions [tokens] inside
-// the table. `transpose` rotates the other way (the backward). Parallel over tokens.
+// x, y [tokens, heads, head_dim] bf16, tokens x_stride and y_stride apart; cos, sin [P, head_dim /
+// 2] fp32; positions [tokens] inside the table. `transpose` rotates the other way (the backward).
+// Parallel over tokens.
 void rope(int64_t tokens,
           int64_t heads,
           int64_t head_dim,
@@ -16,7 +17,9 @@ void rope(int64_t tokens,
           const float* cos,
           const float* sin,
           const uint16_t* x,
-          uint16_t* y);
+          int64_t x_stride,
+          uint16_t* y,
+          int64_t y_stride);
 
 // The heads of one token, x, y [heads, 2 half], with the row of the tables at its position. `sign`
 // is -1 for the transpose.

@@ -12,8 +12,13 @@ void swiglu(int64_t tokens, int64_t n, const uint16_t* gate_up, uint16_t* y);
 // The same on one thread.
 void swiglu_rows(int64_t tokens, int64_t n, const uint16_t* gate_up, uint16_t* y);
 
-// dy [tokens, n], gate_up [tokens, 2 n] -> grad [tokens, 2 n], bf16.
-void swiglu_backward(
-    int64_t tokens, int64_t n, const uint16_t* dy, const uint16_t* gate_up, uint16_t* grad);
+// dy [tokens, n], gate_up [tokens, 2 n] -> grad [tokens, 2 n] and, with the bits of swiglu, y
+// [tokens, n] again; bf16.
+void swiglu_backward(int64_t tokens,
+                     int64_t n,
+                     const uint16_t* dy,
+                     const uint16_t* gate_up,
+                     uint16_t* grad,
+                     uint16_t* y);
 
 }  // namespace banyan::kernels

@@ -1,0 +1,36 @@
+// Blocks of the products of training, in the register tiles of bf16_product.h and with its bits,
+// but with what follows the product done while the sums stand in registers: rounding to bf16 (with
+// a bias, with a residual), or adding to fp32 gradients. The lines that a tile will write are
+// fetched while it multiplies.
+#pragma once
+
+#include <c10/util/BFloat16.h>
+
+#include <cstdint>
+
+namespace banyan::kernels {
+
+// A [rows, depth] times one panel of B, or its first half. Only where bf16_product_available().
+struct MatmulBlock {
+  const c10::BFloat16* a = nullptr;  // row stride lda
+  int64_t lda = 0;
+  int64_t rows = 0;
+  const c10::BFloat16* b = nullptr;  // [depth / 2][64][2]
+  int64_t depth = 0;                 // even
+  int64_t columns = 0;               // 32 or 64
+};
+
+// c += A B, row stride ldc. One thread.
+void matmul_add(const MatmulBlock& block, float* c, int64_t ldc);
+
+// What a product becomes: out = bf16(A B + bias), or bf16(that + residual), both rounded to nearest
+// even. `out` may be `residual`.
+struct RoundedOutput {
+  const c10::BFloat16* bias = nullptr;      // [columns] or null
+  const c10::BFloat16* residual = nullptr;  // [rows, columns], row stride ld, or null
+  c10::BFloat16* out = nullptr;             // [rows, columns], row stride ld
+  int64_t ld = 0;
+};
+void matmul_round(const MatmulBlock& block, const RoundedOutput& output);
+
+}  // namespace banyan::kernels
