@@ -12,11 +12,11 @@ namespace banyan {
 
 // What the choice depends on.
 struct ThreadFacts {
-  int64_t cores = 1;                   // of the processor affinity, within the container's quota
-  int64_t local_ranks = 1;             // processes of the launcher on this machine
-  bool bound_alone = false;            // the launcher gave this process cores of its own
-  bool by_torchrun = false;            // OMP_NUM_THREADS may be torchrun's 1, not the user's wish
-  std::optional<int64_t> omp_threads;  // OMP_NUM_THREADS
+  int64_t cores = 1;         // of the processor affinity, within the container's quota
+  int64_t local_ranks = 1;   // processes of the launcher on this machine
+  bool bound_alone = false;  // the launcher gave this process cores of its own
+  bool by_torchrun = false;  // OMP_NUM_THREADS may be torchrun's 1, not the user's wish
+  std::optional<int64_t> omp_threads = std::nullopt;  // OMP_NUM_THREADS
 };
 
 // OMP_NUM_THREADS where the user set it, else cores / local_ranks, at least 1. torchrun sets

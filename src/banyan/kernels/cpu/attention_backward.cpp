@@ -1,21 +1,21 @@
 // Attention backward over one packed trie; formulas in the header.
 //
-// One kv head at a time: first keys and queries are packed in the forms that the products want,
-// then the key chunks run as one list of work items. Forms of a chunk are `width` = round_up(size,
-// 16) keys wide, zero beyond its keys; forms of a tile have 64 rows, zero beyond its queries.
-// Products over the part of a tile that lies in the chunk's subtree read copies filled up with
-// zeros, so that nothing of another path gets in, not even a NaN.
+// As many kv heads at a time as kPacksBytes allows: first keys and queries are packed in the forms
+// that the products want, then the runs of key chunks, each of all these heads in turn, are one
+// list of work items. Forms of a chunk are `width` = round_up(size, 16) keys wide, zero beyond its
+// keys; forms of a tile have 64 rows, zero beyond its queries. Products over the part of a tile
+// that lies in the chunk's subtree read copies filled up with zeros, so that nothing of another
+// path gets in, not even a NaN.
 #include "banyan/kernels/cpu/attention_backward.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <limits>
-#include <memory>
-#include <thread>
+#include <vector>
 
 #include "banyan/kernels/cpu/attention_gradient_scores.h"
 #include "banyan/kernels/cpu/gemm.h"
+#include "banyan/kernels/cpu/turns.h"
 #include "banyan/kernels/cpu/work_items.h"
 
 namespace banyan::kernels {
@@ -23,6 +23,7 @@ namespace banyan::kernels {
 namespace {
 
 constexpr int64_t kTile = kTileTokens;
+constexpr int64_t kPacksBytes = int64_t{32} << 20;  // more than one kv head only within it
 
 // The packed operands of one kv head and the query heads of its group. A chunk's part of a key
 // array starts at offset * D. Query arrays hold [tile][head of the group][64][D], one row step
@@ -88,25 +89,6 @@ Local carve_local(Carver& carver, int64_t dim) {
   local.dq = carver.take<float>(kTile * dim);
   return local;
 }
-
-// Whose turn it is at each tile.
-class Turns {
- public:
-  explicit Turns(int64_t num_tiles) : at_(new std::atomic<int32_t>[num_tiles]) {}
-
-  void reset(int64_t tile) { at_[tile].store(0, std::memory_order_relaxed); }
-
-  void wait(int64_t tile, int32_t turn) const {
-    for (int spins = 0; at_[tile].load(std::memory_order_acquire) != turn; ++spins) {
-      if (spins > 256) std::this_thread::yield();
-    }
-  }
-
-  void pass(int64_t tile, int32_t turn) { at_[tile].store(turn + 1, std::memory_order_release); }
-
- private:
-  std::unique_ptr<std::atomic<int32_t>[]> at_;
-};
 
 class Backward {
  public:
@@ -205,7 +187,7 @@ class Backward {
     Part part;
     part.begin = begin - tile_begin;
     part.rows = end - begin;
-    part.padded = round_up(part.rows, kRowStep);
+    part.padded = round_up(part.rows, row_multiple_);
     part.first_seen = begin - chunk.begin + 1;
     part.whole = part.rows == tile_end - tile_begin && part.padded == kTile;
     return part;
@@ -354,6 +336,7 @@ class Backward {
   int64_t dim_;
   int64_t group_;
   int64_t queries_;
+  int64_t row_multiple_ = std::max<int64_t>(row_step(), 2);  // pairs of rows are products' depth
 };
 
 }  // namespace
@@ -368,28 +351,41 @@ void attend_backward(const AttendBackwardInput& input,
                     .tiles = input.num_tiles * shape.group()};
   Carver count(nullptr);
   carve_packs(count, sizes, shape.head_dim);
-  Carver packs_carver(packs_memory.get<std::byte>(count.used()));
-  const Packs packs = carve_packs(packs_carver, sizes, shape.head_dim);
-  Turns turns(input.num_tiles);
   Carver local_count(nullptr);
   carve_local(local_count, shape.head_dim);
+  const int64_t most = std::clamp<int64_t>(kPacksBytes / count.used(), 1, shape.num_kv_heads);
+  std::byte* memory = packs_memory.get<std::byte>(most * count.used());
 
-  for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
-    const Backward backward(input, gradients, packs, turns, kv_head);
-    for_each_item(input.num_chunks + input.num_tiles, [&](const auto& next) {
+  for (int64_t first = 0; first < shape.num_kv_heads; first += most) {
+    const int64_t heads = std::min(most, shape.num_kv_heads - first);
+    std::vector<Packs> packs;
+    std::vector<Turns> turns;
+    for (int64_t h = 0; h < heads; ++h) {
+      Carver carver(memory + h * count.used());
+      packs.push_back(carve_packs(carver, sizes, shape.head_dim));
+      turns.emplace_back(input.num_tiles);
+    }
+    const auto backward = [&](int64_t item) {
+      const int64_t h = item % heads;
+      return Backward(input, gradients, packs[h], turns[h], first + h);
+    };
+    for_each_item(heads * (input.num_chunks + input.num_tiles), [&](const auto& next) {
       for (int64_t item = next(); item >= 0; item = next()) {
-        if (item < input.num_chunks) {
-          backward.pack_keys(item);
+        const int64_t part = item / heads;
+        if (part < input.num_chunks) {
+          backward(item).pack_keys(part);
         } else {
-          backward.pack_queries(item - input.num_chunks);
+          backward(item).pack_queries(part - input.num_chunks);
         }
       }
     });
-    for_each_item(input.num_runs, [&](const auto& next) {
-      static thread_local Scratch memory;
-      Carver carver(memory.get<std::byte>(local_count.used()));
+    for_each_item(heads * input.num_runs, [&](const auto& next) {
+      static thread_local Scratch scratch;
+      Carver carver(scratch.get<std::byte>(local_count.used()));
       const Local local = carve_local(carver, shape.head_dim);
-      for (int64_t item = next(); item >= 0; item = next()) backward.run(item, local);
+      for (int64_t item = next(); item >= 0; item = next()) {
+        backward(item).run(item / heads, local);
+      }
       gemm_release();
     });
   }

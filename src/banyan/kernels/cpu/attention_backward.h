@@ -73,8 +73,8 @@ struct AttendGradients {
   float* const* dv_sums = nullptr;
 };
 
-// `packs` holds the operands of one kv head: (3 + 6 H / K) D times two bytes per token, 3 D per
-// carried one.
+// `packs` holds the operands of one kv head, or of more within 32 MiB: (3 + 6 H / K) D times two
+// bytes per token, 3 D per carried one.
 void attend_backward(const AttendBackwardInput& input,
                      const AttendGradients& gradients,
                      Scratch& packs);

@@ -62,7 +62,8 @@ void add_values(int64_t n, const float* __restrict from, float* __restrict to) {
   for (int64_t i = 0; i < n; ++i) to[i] += from[i];
 }
 
-// Two rows at a time.
+// Two rows at a time, sixteen keys at a time. The lane numbers are data: compared with the loop
+// variable, the compiler would cut the loop where a row's keys end and run both ends one by one.
 BANYAN_MULTIVERSION
 void gradient_score_pair(int32_t keys,
                          int32_t seen_even,
@@ -75,27 +76,36 @@ void gradient_score_pair(int32_t keys,
                          uint32_t* __restrict prob_pairs,
                          uint32_t* __restrict grad_pairs,
                          uint16_t* __restrict grad_rows) {
-  const float* even = scores;
-  const float* odd = scores + keys;
-  const float* grad_even = grad_probs;
-  const float* grad_odd = grad_probs + keys;
+  alignas(64) int32_t lane[kLanes];
+  for (int32_t i = 0; i < kLanes; ++i) lane[i] = i;
   const float offset_even = -lse[0];
   const float offset_odd = -lse[1];
   const float mean_even = delta[0];
   const float mean_odd = delta[1];
-  for (int32_t key = 0; key < keys; ++key) {
-    const float p_even = exp_f32(fma(even[key], scale, offset_even));
-    const float p_odd = exp_f32(fma(odd[key], scale, offset_odd));
-    const uint32_t p0 = rounded_word(key < seen_even ? p_even : 0.0f);
-    const uint32_t p1 = rounded_word(key < seen_odd ? p_odd : 0.0f);
-    const float ds_even = p_even * (grad_even[key] - mean_even);
-    const float ds_odd = p_odd * (grad_odd[key] - mean_odd);
-    const uint32_t d0 = rounded_word(key < seen_even ? ds_even : 0.0f);
-    const uint32_t d1 = rounded_word(key < seen_odd ? ds_odd : 0.0f);
-    prob_pairs[key] = pair_word(p0, p1);
-    grad_pairs[key] = pair_word(d0, d1);
-    grad_rows[key] = static_cast<uint16_t>(d0 >> 16);
-    grad_rows[keys + key] = static_cast<uint16_t>(d1 >> 16);
+  for (int32_t first = 0; first < keys; first += kLanes) {
+    const float* even = scores + first;
+    const float* odd = even + keys;
+    const float* grad_even = grad_probs + first;
+    const float* grad_odd = grad_even + keys;
+    const int32_t left_even = seen_even - first;
+    const int32_t left_odd = seen_odd - first;
+    alignas(64) uint32_t d0[kLanes];
+    alignas(64) uint32_t d1[kLanes];
+    for (int32_t i = 0; i < kLanes; ++i) {
+      const float p_even = exp_f32(fma(even[i], scale, offset_even));
+      const float p_odd = exp_f32(fma(odd[i], scale, offset_odd));
+      const uint32_t p0 = rounded_word(lane[i] < left_even ? p_even : 0.0f);
+      const uint32_t p1 = rounded_word(lane[i] < left_odd ? p_odd : 0.0f);
+      const float ds_even = p_even * (grad_even[i] - mean_even);
+      const float ds_odd = p_odd * (grad_odd[i] - mean_odd);
+      d0[i] = rounded_word(lane[i] < left_even ? ds_even : 0.0f);
+      d1[i] = rounded_word(lane[i] < left_odd ? ds_odd : 0.0f);
+      prob_pairs[first + i] = pair_word(p0, p1);
+      grad_pairs[first + i] = pair_word(d0[i], d1[i]);
+    }
+    uint16_t* rows = grad_rows + first;
+    for (int32_t i = 0; i < kLanes; ++i) rows[i] = static_cast<uint16_t>(d0[i] >> 16);
+    for (int32_t i = 0; i < kLanes; ++i) rows[keys + i] = static_cast<uint16_t>(d1[i] >> 16);
   }
 }
 
