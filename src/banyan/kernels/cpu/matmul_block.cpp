@@ -8,6 +8,10 @@
 
 #include <immintrin.h>
 
+// GCC 12 takes the undefined source of an unmasked intrinsic for a mistake of the caller.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")
 
@@ -78,12 +82,11 @@ BANYAN_TILE __m256i round_lanes(__m512 x) {
   const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   const __m512i rounded =
       _mm512_mask_mov_epi32(_mm512_srli_epi32(up, 16), is_nan, _mm512_set1_epi32(0x7fc0));
-  return _mm512_maskz_cvtepi32_epi16(0xffff, rounded);  // all lanes
+  return _mm512_cvtepi32_epi16(rounded);
 }
 
 BANYAN_TILE __m512 widen(__m256i halves) {
-  return _mm512_castsi512_ps(
-      _mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, halves), 16));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
 BANYAN_TILE __m256i load_halves(const BFloat16* from) {
