@@ -1,7 +1,7 @@
 // RMSNorm on bf16 rows, fp32 statistics, rule N1: y = w * bf16(x r), r = 1 / sqrt(mean(x²) + eps).
 // Backward, with xh = x r and g = w dy: dx = r (g - xh mean(g xh)) (+ residual), dw = sum over rows
-// of dy * bf16(xh). Sums over a row use sixteen lanes and one tree; dw is summed in blocks of 64 rows, then
-// over the blocks, both ascending.
+// of dy * bf16(xh). Sums over a row use sixteen lanes and one tree; dw is summed in blocks of 64
+// rows, then over the blocks, both ascending.
 #pragma once
 
 #include <cstdint>
