@@ -343,7 +343,7 @@ def test_profile_with_the_core(
     assert found["update_flops"] == found["closed_form_flops"] > 0
     rows = {(row["phase"], row["op"]): row for row in found["rows"]}
     assert {"rollout", "forward", "loss", "backward", "optimizer"} <= {p for p, _ in rows}
-    assert rows["backward", "head backward"]["repeated_flops"] > 0
+    assert rows["backward", "attention backward"]["repeated_flops"] > 0
     assert rows["optimizer", "AdamW"]["calls"] == 1
     assert "furthest above the limit" in capsys.readouterr().out
     events = json.loads(trace_file.read_text())["traceEvents"]

@@ -115,6 +115,7 @@ at::Tensor Attention::backward(const LayerContext& context, const at::Tensor& dy
   {
     const Heads heads = rotated(context, saved.qkv);
     if (!saved.out.defined()) {
+      const profile::PhaseScope phase(profile::Phase::kRecompute);
       saved.out =
           context.attention.forward(context.layer, heads.q, heads.k, heads.v, scale_, &saved.lse);
     }

@@ -1,6 +1,7 @@
 #include "banyan/nn/decoder.h"
 
 #include "banyan/core/error.h"
+#include "banyan/core/profile.h"
 #include "banyan/ops/rms_norm.h"
 
 namespace banyan::nn {
@@ -93,6 +94,7 @@ at::Tensor Decoder::forward(const at::Tensor& ids,
 }
 
 void Decoder::run_again(int64_t first, int64_t end, Saved& saved, AttentionContext& attention) {
+  const profile::PhaseScope phase(profile::Phase::kRecompute);
   at::Tensor x = saved.layers[first].attention.x;
   for (int64_t i = first; i < end; ++i) {
     const LayerContext context{i, saved.positions, rope_, attention};

@@ -47,6 +47,7 @@ at::Tensor Mlp::backward(const at::Tensor& dy, Saved saved) {
   const profile::Scope timed("feed-forward half");
   at::Tensor h;
   if (!saved.gate_up.defined()) {
+    const profile::PhaseScope phase(profile::Phase::kRecompute);
     h = ops::rms_norm_forward(saved.x, norm_.compute(), norm_eps_, options_);
     saved.gate_up = gate_up_.forward(h);
   }
