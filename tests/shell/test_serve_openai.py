@@ -310,7 +310,9 @@ def test_parameters_reach_the_engine(server):
     request = server.engine.requests[-1]
     params = request["params"]
     assert request["prompt"] == server.chat.encode("cd")
-    shared = {key: request[key] for key in ("priority", "cache_salt", "group_id", "original_prompt")}
+    shared = {
+        key: request[key] for key in ("priority", "cache_salt", "group_id", "original_prompt")
+    }
     assert shared == {"priority": 3, "cache_salt": "s", "group_id": "g", "original_prompt": 1}
     assert params["temperature"] == 0.01
     assert params["top_k"] == -1
