@@ -39,7 +39,9 @@ def edited(logits: np.ndarray, request: dict[str, Any]) -> np.ndarray:
             z[word[-1]] = -np.inf
     if len(response) < params.get("min_tokens", 0):
         ends = set(params.get("stop_token_ids", []))
-        ends |= set() if params.get("ignore_eos") else set(params.get("eos_ids", []))
+        # A grammar's final state admits EOS whatever ignore_eos says.
+        if not params.get("ignore_eos") or params.get("grammar") is not None:
+            ends |= set(params.get("eos_ids", []))
         z[list(ends)] = -np.inf
     for id, bias in params.get("logit_bias", {}).items():
         z[id] += min(100.0, max(-100.0, bias))

@@ -25,7 +25,9 @@ _TYPES = {
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }
-_ENGINE_NAMES = re.compile(r"\b(?:gpu_memory_utilization|kv_bytes|max_num_[a-z_]+)\b")
+_ENGINE_NAMES = re.compile(
+    r"\b(?:gpu_memory_utilization|kv_bytes|kv_cache_memory_bytes|max_num_[a-z_]+)\b"
+)
 _OPTIONS = {"kv_bytes": "kv_cache_memory_bytes"}
 
 
