@@ -160,11 +160,11 @@ def test_a_reader_that_does_not_read_is_dropped(served_model):
         wait_until(lambda: server.engine.stats()["running"] == 8)
         ok(server.post("/v1/completions", prompt="a"))
         wait_until(lambda: len(server.engine.aborted) == 1)
-        assert server.context.metrics.in_flight == 0
+        wait_until(lambda: server.context.metrics.in_flight == 0)
         connection.close()
 
 
-def wait_until(condition, seconds: float = 5.0) -> None:
+def wait_until(condition, seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "the condition did not come true"
@@ -183,11 +183,11 @@ def test_a_client_that_leaves_frees_its_request(served_model, stream):
         if stream:
             assert connection.recv(100)
         connection.close()
-        wait_until(lambda: len(server.engine.aborted) == 2, 1.0)
-        assert server.engine.stats()["running"] == 0
-        assert server.context.metrics.in_flight == 0
-        assert not server.context.engine._subscriptions
-        assert not server.context.engine._public
+        wait_until(lambda: len(server.engine.aborted) == 2)
+        wait_until(lambda: server.engine.stats()["running"] == 0)
+        wait_until(lambda: server.context.metrics.in_flight == 0)
+        wait_until(lambda: not server.context.engine._subscriptions)
+        wait_until(lambda: not server.context.engine._public)
 
 
 def test_a_request_that_takes_too_long_is_ended(served_model):
@@ -198,7 +198,7 @@ def test_a_request_that_takes_too_long_is_ended(served_model):
         parts = chunks(server.post("/v1/completions", prompt="a", max_tokens=100, stream=True))
         assert parts[-1]["error"]["code"] == 408
         wait_until(lambda: len(server.engine.aborted) == 2)
-        assert server.engine.stats()["running"] == 0
+        wait_until(lambda: server.engine.stats()["running"] == 0)
 
 
 def test_a_full_queue_answers_503(served_model):
@@ -221,7 +221,7 @@ def test_a_failed_submission_leaves_nothing(served_model):
             server.post("/v1/completions", prompt=["a", "b"], max_tokens=100), 503, "queue: full"
         )
         wait_until(lambda: server.engine.stats()["running"] == 0)
-        assert server.context.metrics.in_flight == 0
+        wait_until(lambda: server.context.metrics.in_flight == 0)
 
 
 def test_bodies_together_have_a_limit(served_model):
@@ -341,9 +341,8 @@ def test_three_hundred_clients_leave_and_nothing_stays(served_model):
         server.engine.requests.clear()
         assert resident_mib() - before < 16
         client = server.context.engine
-        assert not client._subscriptions
-        assert not client._public
-        assert server.context.metrics.in_flight == 0
+        wait_until(lambda: not client._subscriptions and not client._public)
+        wait_until(lambda: server.context.metrics.in_flight == 0)
         ok(server.post("/v1/completions", prompt="a"))
 
 
