@@ -181,7 +181,7 @@ class AttendBlock {
         scratch_(scratch),
         group_(input.shape.group()),
         dim_(input.shape.head_dim),
-        fused_(input.fused && input.runs == nullptr && attend_rows_available(dim_)) {}
+        fused_(input.fused && attend_rows_available(dim_)) {}
 
   void run(int64_t kv_head, int64_t begin, int64_t end, uint16_t* out, float* lse) {
     load(kv_head, begin, end);
