@@ -72,6 +72,7 @@ def train_arguments(model: Path, data: Path, directory: Path, steps: int) -> lis
         "actor_rollout_ref.actor.optim.lr=1e-3",
         "actor_rollout_ref.rollout.n=2",
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.05",
+        "actor_rollout_ref.sharing.mode=on",  # auto decides from the seconds of each folder
         "reward.num_workers=1",
         "trainer.save_freq=1",
         f"trainer.default_local_dir={directory}",

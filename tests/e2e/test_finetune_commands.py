@@ -95,6 +95,7 @@ def arguments(verb: str, model: Path, data: Path, directory: Path, *more: str) -
         f"trainer.default_local_dir={directory}",
         "trainer.logger=[console]",
         "trainer.save_freq=1",
+        "sharing.mode=on",  # auto decides from measured seconds: two folders may decide differently
         *more,
     ]
 
@@ -179,8 +180,12 @@ def test_a_reward_model_scores_in_transformers_as_it_did_in_training(tiny, pairs
 def test_a_killed_run_resumes_to_the_same_bits(verb, tiny, chats, pairs, tmp_path):
     data = chats if verb == "sft" else pairs
     more = ("trainer.total_epochs=3", "trainer.test_freq=2", "data.train_batch_size=3")
+    more += ("sharing.mode=auto",)
     banyan(*arguments(verb, tiny, data, tmp_path / "straight", *more))
     again = arguments(verb, tiny, data, tmp_path / "killed", *more)
+    measured = (tmp_path / "straight/cost_model.json").read_bytes()
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed/cost_model.json").write_bytes(measured)
     with subprocess.Popen(
         command(*again), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as run:
@@ -190,6 +195,7 @@ def test_a_killed_run_resumes_to_the_same_bits(verb, tiny, chats, pairs, tmp_pat
             time.sleep(0.01)
         run.send_signal(signal.SIGKILL)
     assert "resumed from" in banyan(*again)
+    assert (tmp_path / "killed/cost_model.json").read_bytes() == measured
     for name in PARTS:
         digests = [
             hashlib.sha256((tmp_path / run / "global_step_6" / name).read_bytes()).hexdigest()

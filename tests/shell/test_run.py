@@ -64,6 +64,7 @@ def numbers(directory):
 
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, argv):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
+    argv = [*argv, "--share", "on"]  # auto would decide from the seconds of each folder
     assert main([*argv, f"trainer.default_local_dir={whole}"]) == 0
     there = f"trainer.default_local_dir={parts}"
     assert main([*argv, there, "trainer.total_training_steps=2"]) == 0
