@@ -139,9 +139,6 @@ Result dense_bf16(const trie::Trie& trie,
   return result;
 }
 
-OneThread::OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
-OneThread::~OneThread() { at::set_num_threads(before_); }
-
 double relative_error(const at::Tensor& got, const at::Tensor& wanted) {
   const at::Tensor w = wanted.to(at::kDouble);
   const double norm = w.norm().item<double>();

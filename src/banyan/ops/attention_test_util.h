@@ -57,18 +57,6 @@ Result dense_bf16(const trie::Trie& trie,
                   const SampleGradients& gradients,
                   double scale);
 
-// One thread while it lives: baselines of many small operators run faster so.
-class OneThread {
- public:
-  OneThread();
-  ~OneThread();
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  int before_;
-};
-
 double relative_error(const at::Tensor& got, const at::Tensor& wanted);
 bool same_bits(const at::Tensor& a, const at::Tensor& b);
 at::Tensor index_of(const std::vector<int32_t>& tokens);

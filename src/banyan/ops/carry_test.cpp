@@ -12,6 +12,7 @@
 #include "banyan/core/rng.h"
 #include "banyan/ops/attention_test_util.h"
 #include "banyan/ops/trie_attention.h"
+#include "banyan/testing/one_thread.h"
 #include "banyan/testing/random_trie.h"
 
 namespace banyan::ops {
@@ -163,7 +164,7 @@ double error_of(const at::Tensor& got, const at::Tensor& wanted, const Inputs& i
 }
 
 TEST(Carry, Fp64AndFp32EqualTheUncutTrie) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   for (const testing::TrieCase& c : all_cases()) {
     const trie::Trie trie = trie::build(c.samples);
     const Inputs inputs = random_inputs(trie.num_tokens(), kSmallHeads, 5, /*exact=*/false);
@@ -185,7 +186,7 @@ TEST(Carry, Fp64AndFp32EqualTheUncutTrie) {
 }
 
 TEST(Carry, ForwardBitsDoNotDependOnTheCut) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   for (const testing::TrieCase& c : all_cases()) {
     const trie::Trie trie = trie::build(c.samples);
     const Inputs inputs = random_inputs(trie.num_tokens(), kHeads, 3, true).to(at::kBFloat16);
@@ -206,7 +207,7 @@ double median(std::vector<double> values) {
 
 // A16 item 2, cut: one rounding, as without a cut.
 TEST(Carry, NativeGradientsAreNoFurtherFromTheOracleThanUncutOnes) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   const std::vector<Sample> samples = fork_samples(70, {40, 30, 65, 20, 33});
   const trie::Trie trie = trie::build(samples);
   std::vector<double> dq, dk, dv;

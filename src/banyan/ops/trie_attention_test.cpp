@@ -9,6 +9,7 @@
 
 #include "banyan/ops/attention_test_util.h"
 #include "banyan/ops/detail/trie_index.h"
+#include "banyan/testing/one_thread.h"
 #include "banyan/testing/random_trie.h"
 
 namespace banyan::ops {
@@ -38,7 +39,7 @@ std::vector<testing::TrieCase> all_cases() {
 }
 
 TEST(TrieAttention, Fp64AndFp32EqualDensePerSample) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   for (const testing::TrieCase& c : all_cases()) {
     const trie::Trie trie = trie::build(c.samples);
     for (const Heads& heads : {kHeads[1], kHeads[2]}) {
@@ -60,7 +61,7 @@ TEST(TrieAttention, Fp64AndFp32EqualDensePerSample) {
 }
 
 TEST(TrieAttention, GradientsPassANumericCheck) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   const Heads heads{2, 1, 4};
   const trie::Trie trie = trie::build(fork_samples(3, {2, 3, 1}));
   const Inputs inputs = random_inputs(trie.num_tokens(), heads, 1, /*exact=*/false);
@@ -90,7 +91,7 @@ TEST(TrieAttention, GradientsPassANumericCheck) {
 }
 
 TEST(TrieAttention, NativeIsCloseToTheOracleOnEveryCase) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   for (const testing::TrieCase& c : all_cases()) {
     const trie::Trie trie = trie::build(c.samples);
     for (const Heads& heads : kHeads) {
@@ -118,7 +119,7 @@ double median(std::vector<double> values) {
 
 // A16 item 2.
 TEST(TrieAttention, Bf16IsNoFurtherFromTheOracleThanDenseBf16) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   const Heads heads{9, 3, 64};
   const trie::Trie trie = trie::build(fork_samples(70, {40, 30, 65, 20, 33}));
   for (const ComputeOptions& options : {kNativeBf16, kAtenBf16}) {

@@ -91,7 +91,7 @@ AdamW::AdamW(ParamTable& params, const AdamWOptions& options, parallel::Collecti
     : params_(params), options_(options) {
   check_options(options);
   const std::vector<at::Tensor> masters = parallel::masters_of(params);
-  if (ranks != nullptr && !ranks->is_alone()) {
+  if (!parallel::is_alone(ranks)) {
     ranks_ = ranks;
     slices_ = parallel::slices_of(params, ranks->size(), parallel::kBucketElements);
     own_ = slices_.owned(ranks->rank());

@@ -85,4 +85,7 @@ class Collectives {
   std::map<std::string, Traffic> traffic_;
 };
 
+// True where there is nobody to talk to; null is one process.
+inline bool is_alone(const Collectives* ranks) { return ranks == nullptr || ranks->is_alone(); }
+
 }  // namespace banyan::parallel

@@ -4,9 +4,14 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "banyan/core/config.h"
+#include "banyan/core/finetune_config.h"
+#include "banyan/core/sample.h"
+#include "banyan/io/safetensors.h"
 #include "banyan/models/causal_lm.h"
 
 namespace banyan::testing {
@@ -46,6 +51,35 @@ inline std::string write_tiny_model(const ScratchDir& scratch, uint64_t seed = 1
   const std::string directory = scratch / "model";
   models::save_model(*model, source, directory, at::kFloat);
   return directory;
+}
+
+// Master weights of a checkpoint, name -> tensor.
+inline std::map<std::string, at::Tensor> masters(const std::string& checkpoint) {
+  const io::SafetensorsFile file(checkpoint + "/state/master.safetensors");
+  std::map<std::string, at::Tensor> out;
+  for (const auto& [name, entry] : file.entries()) out[name] = file.read(name);
+  return out;
+}
+
+// They share their first five tokens.
+inline std::vector<std::vector<int32_t>> tiny_prompts(int32_t count = 8) {
+  std::vector<std::vector<int32_t>> out;
+  for (int32_t row = 0; row < count; ++row) {
+    out.push_back({5, 6, 8, 9, 10, 20 + row % 60, 30 + row % 50, 40});
+  }
+  return out;
+}
+
+// A reward: the share of the response's tokens for which `counts` holds.
+template <typename Counts>
+Score share_of_tokens(const Trajectory& trajectory, const Counts& counts) {
+  double sum = 0.0;
+  for (const int32_t token : trajectory.response) sum += counts(token) ? 1.0 : 0.0;
+  Score score;
+  score.row = trajectory.row;
+  score.index = trajectory.index;
+  score.value = sum / static_cast<double>(trajectory.response.size());
+  return score;
 }
 
 // Four prompts a step, four responses each of at most eight tokens.
@@ -173,6 +207,51 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   config.max_nonfinite_steps = 3;
   config.max_failed_frac = 0.2;
   return config;
+}
+
+// Training on given text: four rows a step, six steps, no checkpoint but the last.
+inline FinetuneConfig tiny_finetune_config(const std::string& model_dir,
+                                           const std::string& run_dir) {
+  FinetuneConfig config;
+  config.model.path = model_dir;
+  config.data = {.train_batch_size = 4,
+                 .micro_batch_size_per_gpu = 4,
+                 .use_dynamic_bsz = true,
+                 .max_token_len_per_gpu = 4096};
+  config.dtype = "bfloat16";
+  const Config other = tiny_config(model_dir, run_dir);
+  config.model.enable_gradient_checkpointing = false;
+  config.engine = other.actor.fsdp;
+  config.optim = other.actor.optim;
+  config.sharing = other.sharing;
+  config.sharing_margin = 0.02;
+  config.trainer = {.total_epochs = 1,
+                    .total_training_steps = 6,
+                    .save_freq = -1,
+                    .test_freq = -1,
+                    .val_before_train = true,
+                    .default_local_dir = run_dir,
+                    .resume_mode = "auto",
+                    .resume_from_path = {},
+                    .max_ckpt_to_keep = {},
+                    .device = "cpu"};
+  config.kernels = "native";
+  config.max_nonfinite_steps = 3;
+  config.num_train_rows = 8;
+  config.num_val_rows = 4;
+  return config;
+}
+
+inline PreferenceConfig tiny_preference(const std::string& objective) {
+  return {.objective = objective,
+          .beta = 0.5,
+          .label_smoothing = 0.0,
+          .reference_free = false,
+          .rpo_alpha = 0.0,
+          .reference_path = {},
+          .precompute_ref_log_probs = false,
+          .center_rewards_coefficient = 0.0,
+          .head_seed = 3};
 }
 
 }  // namespace banyan::testing

@@ -9,7 +9,6 @@
 
 #include "banyan/algo/loss.h"
 #include "banyan/algo/user_function.h"
-#include "banyan/io/safetensors.h"
 #include "banyan/testing/fake_host.h"
 #include "banyan/testing/tiny_run.h"
 #include "banyan/train/advantage_stage.h"
@@ -36,22 +35,7 @@ Score lucky_share(const Trajectory& trajectory) {
   return score;
 }
 
-std::vector<std::vector<int32_t>> prompts(int32_t count = 8) {
-  std::vector<std::vector<int32_t>> out;
-  for (int32_t row = 0; row < count; ++row) {
-    out.push_back({5, 6, 8, 9, 10, 20 + row % 60, 30 + row % 50, 40});
-  }
-  return out;
-}
-
 using Tensors = std::map<std::string, at::Tensor>;
-
-Tensors masters(const std::string& folder) {
-  const io::SafetensorsFile file(folder + "/state/master.safetensors");
-  Tensors out;
-  for (const auto& [name, entry] : file.entries()) out[name] = file.read(name);
-  return out;
-}
 
 void expect_equal(const Tensors& a, const Tensors& b) {
   ASSERT_EQ(a.size(), b.size());
@@ -65,7 +49,7 @@ struct TinyRun {
     config.trainer.default_local_dir = scratch / "run";
   }
   FakeHost train(FakeHost::Reward reward = lucky_share, int64_t stop_after = -1) {
-    FakeHost host(prompts(), std::move(reward));
+    FakeHost host(testing::tiny_prompts(), std::move(reward));
     host.stop_after = stop_after;
     summary = banyan::train::train(config, host);
     return host;
@@ -107,13 +91,13 @@ TEST(Ppo, WarmUpTrainsTheCriticAlone) {
   run.config.trainer.total_training_steps = 3;
   const FakeHost host = run.train();
   const std::string folder = run.scratch / "run";
-  const Tensors first = masters(folder + "/global_step_1");
-  expect_equal(first, masters(folder + "/global_step_2"));
+  const Tensors first = testing::masters(folder + "/global_step_1");
+  expect_equal(first, testing::masters(folder + "/global_step_2"));
   const std::string name = "model.norm.weight";
-  EXPECT_FALSE(first.at(name).equal(masters(folder + "/global_step_3").at(name)));
-  EXPECT_FALSE(masters(folder + "/global_step_1/critic")
+  EXPECT_FALSE(first.at(name).equal(testing::masters(folder + "/global_step_3").at(name)));
+  EXPECT_FALSE(testing::masters(folder + "/global_step_1/critic")
                    .at(name)
-                   .equal(masters(folder + "/global_step_2/critic").at(name)));
+                   .equal(testing::masters(folder + "/global_step_2/critic").at(name)));
   EXPECT_FALSE(host.logged.at(2).contains("actor/grad_norm"));
   EXPECT_TRUE(host.logged.at(2).contains("critic/grad_norm"));
   EXPECT_TRUE(host.logged.at(3).contains("actor/grad_norm"));
@@ -136,8 +120,9 @@ TEST(Ppo, ResumingGivesTheBitsOfNeverHavingStopped) {
   run.train(lucky_share, /*stop_after=*/2);
   const FakeHost second = run.train();
   EXPECT_EQ(run.summary.first_step, 2);
-  expect_equal(masters(whole), masters(run.summary.checkpoint));
-  expect_equal(masters(whole + "/critic"), masters(run.summary.checkpoint + "/critic"));
+  expect_equal(testing::masters(whole), testing::masters(run.summary.checkpoint));
+  expect_equal(testing::masters(whole + "/critic"),
+               testing::masters(run.summary.checkpoint + "/critic"));
   const char* coef = "actor/reward_kl_penalty_coeff";
   for (const int64_t step : {3, 4}) {
     EXPECT_EQ(undisturbed.logged.at(step).at(coef), second.logged.at(step).at(coef));
@@ -202,7 +187,7 @@ TEST(FilterGroups, RowsOfThisStepThatComeAgainAreDrawnOver) {
   TinyRun run("again");
   run.config.algorithm.filter_groups.enable = true;
   run.config.trainer.total_training_steps = 1;
-  FakeHost host(prompts(), [](const Trajectory& trajectory) {
+  FakeHost host(testing::tiny_prompts(), [](const Trajectory& trajectory) {
     Score score = lucky_share(trajectory);
     score.value = trajectory.row == 0 ? 1.0 : static_cast<double>(trajectory.index);
     return score;

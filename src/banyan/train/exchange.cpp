@@ -7,115 +7,40 @@
 #include "banyan/train/wire.h"
 
 namespace banyan::train {
+
+template <typename Wire, Is<WeightSpan> T>
+void fields(Wire& wire, T& span) {
+  wire(span.epoch, span.version, span.start, span.end);
+}
+
+template <typename Wire, Is<Trajectory> T>
+void fields(Wire& wire, T& t) {
+  wire(t.row, t.index, t.prompt, t.response, t.response_mask);
+  wire(t.rollout_log_probs, t.sampled_log_probs, t.reward_model_score, t.finish, t.weight_spans);
+}
+
+template <typename Wire, Is<Score> T>
+void fields(Wire& wire, T& score) {
+  wire(score.row, score.index, score.failed, score.reason, score.value, score.extra, score.texts);
+}
+
+// Without the unfinished groups, which have a form of their own.
+template <typename Wire, Is<RolloutResult> T>
+void fields(Wire& wire, T& result) {
+  wire(result.trajectories, result.scores, result.stats);
+  wire(result.generate_seconds, result.wait_seconds);
+}
+
 namespace {
-
-void put(const Trajectory& t, WireWriter& out) {
-  out.put(t.row);
-  out.put(t.index);
-  out.put(t.prompt);
-  out.put(t.response);
-  out.put(t.response_mask);
-  out.put(t.rollout_log_probs);
-  out.put(t.sampled_log_probs);
-  out.put(static_cast<int8_t>(t.reward_model_score.has_value()));
-  out.put(t.reward_model_score.value_or(0.0));
-  out.put(t.finish);
-  out.put(static_cast<int64_t>(t.weight_spans.size()));
-  for (const WeightSpan& span : t.weight_spans) {
-    out.put(span.epoch);
-    out.put(span.version);
-    out.put(span.start);
-    out.put(span.end);
-  }
-}
-
-Trajectory trajectory_from(WireReader& in) {
-  Trajectory t;
-  in.get(t.row);
-  in.get(t.index);
-  in.get(t.prompt);
-  in.get(t.response);
-  in.get(t.response_mask);
-  in.get(t.rollout_log_probs);
-  in.get(t.sampled_log_probs);
-  const bool has_score = in.next<int8_t>() != 0;
-  const auto score = in.next<double>();
-  if (has_score) t.reward_model_score = score;
-  in.get(t.finish);
-  const auto num_spans = in.next<int64_t>();
-  for (int64_t i = 0; i < num_spans; ++i) {
-    WeightSpan span;
-    in.get(span.epoch);
-    in.get(span.version);
-    in.get(span.start);
-    in.get(span.end);
-    t.weight_spans.push_back(std::move(span));
-  }
-  return t;
-}
-
-void put(const Score& score, WireWriter& out) {
-  out.put(score.row);
-  out.put(score.index);
-  out.put(static_cast<int8_t>(score.failed));
-  out.put(score.reason);
-  out.put(score.value);
-  out.put(static_cast<int64_t>(score.extra.size()));
-  for (const auto& [name, value] : score.extra) {
-    out.put(name);
-    out.put(value);
-  }
-  out.put(static_cast<int64_t>(score.texts.size()));
-  for (const auto& [name, text] : score.texts) {
-    out.put(name);
-    out.put(text);
-  }
-}
-
-Score score_from(WireReader& in) {
-  Score score;
-  in.get(score.row);
-  in.get(score.index);
-  score.failed = in.next<int8_t>() != 0;
-  in.get(score.reason);
-  in.get(score.value);
-  const auto num_numbers = in.next<int64_t>();
-  for (int64_t i = 0; i < num_numbers; ++i) {
-    auto name = in.next<std::string>();
-    score.extra.emplace_back(std::move(name), in.next<double>());
-  }
-  const auto num_texts = in.next<int64_t>();
-  for (int64_t i = 0; i < num_texts; ++i) {
-    auto name = in.next<std::string>();
-    score.texts.emplace_back(std::move(name), in.next<std::string>());
-  }
-  return score;
-}
 
 std::string to_wire(const RolloutResult& result) {
   WireWriter out;
-  out.put(static_cast<int64_t>(result.trajectories.size()));
-  for (const Trajectory& trajectory : result.trajectories) put(trajectory, out);
-  out.put(static_cast<int64_t>(result.scores.size()));
-  for (const Score& score : result.scores) put(score, out);
-  out.put(result.stats);
-  out.put(result.generate_seconds);
-  out.put(result.wait_seconds);
-  out.put(result.unfinished.empty() ? std::string() : to_json(result.unfinished));
+  out(result, result.unfinished.empty() ? std::string() : to_json(result.unfinished));
   return out.bytes();
 }
 
 RolloutResult rollout_from(WireReader in) {
-  RolloutResult result;
-  const auto num_trajectories = in.next<int64_t>();
-  for (int64_t i = 0; i < num_trajectories; ++i) {
-    result.trajectories.push_back(trajectory_from(in));
-  }
-  const auto num_scores = in.next<int64_t>();
-  for (int64_t i = 0; i < num_scores; ++i) result.scores.push_back(score_from(in));
-  in.get(result.stats);
-  in.get(result.generate_seconds);
-  in.get(result.wait_seconds);
+  auto result = in.next<RolloutResult>();
   const auto unfinished = in.next<std::string>();
   if (!unfinished.empty()) result.unfinished = unfinished_from_json(unfinished, "another rank");
   return result;
@@ -213,11 +138,7 @@ void merge_update(const std::vector<int64_t>& places,
     all.loss.max_abs_ratio_minus_one =
         std::max(all.loss.max_abs_ratio_minus_one, in.next<double>());
     algo::merge(get_metrics(in), all.loss.extra);
-    for (std::string& warning : in.next<std::vector<std::string>>()) {
-      if (std::find(all.warnings.begin(), all.warnings.end(), warning) == all.warnings.end()) {
-        all.warnings.push_back(std::move(warning));
-      }
-    }
+    add_new(in.next<std::vector<std::string>>(), all.warnings);
   }
   const int64_t num_samples = static_cast<int64_t>(result.log_prob.size());
   result.log_prob = gather_lists(places, result.log_prob, num_samples, ranks);

@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <numeric>
 #include <set>
@@ -16,9 +15,7 @@
 #include "banyan/optim/adamw.h"
 #include "banyan/optim/schedule.h"
 #include "banyan/train/apply_gradients.h"
-#include "banyan/train/calibrate.h"
 #include "banyan/train/clock.h"
-#include "banyan/train/exchange.h"
 #include "banyan/train/finetune_exchange.h"
 #include "banyan/train/memory_keys.h"
 #include "banyan/train/objective.h"
@@ -67,24 +64,18 @@ class FinetuneRun {
     }
     trie::CostModel cost;
     if (config.sharing.mode == "auto") {
-      if (ranks_.is_first()) {
-        std::filesystem::create_directories(config.trainer.default_local_dir);
-        cost = calibrate_once(*model_, config.trainer.default_local_dir + "/cost_model.json");
-      }
-      cost = broadcast(cost, ranks_);
+      cost = calibrated_cost(*model_, config.trainer.default_local_dir, ranks_);
     }
     if (!config_.data.max_token_len_per_gpu && config.sharing.max_tokens_per_block == 0) {
-      MemoryLeft left{.free_bytes = free_memory_bytes(model_->options().device),
-                      .reserved_bytes = coming_bytes(*model_, step_ == 0)};
-      if (model_->options().device.is_cpu()) left.free_bytes /= ranks_.size();
-      config_.data.max_token_len_per_gpu = of_first(ranks_, [&] {
-        return token_budget_once(config.trainer.default_local_dir,
-                                 "model",
-                                 "data.max_token_len_per_gpu",
-                                 bytes_per_token(*model_),
-                                 left,
-                                 [&](const std::string& line) { host_.say(line); });
-      });
+      config_.data.max_token_len_per_gpu =
+          chosen_token_budget(config.trainer.default_local_dir,
+                              "model",
+                              "data.max_token_len_per_gpu",
+                              *model_,
+                              {.free_bytes = free_bytes_of_rank(model_->options().device, ranks_),
+                               .reserved_bytes = coming_bytes(*model_, step_ == 0)},
+                              host_,
+                              ranks_);
     }
     const OffloadOptions away = offload_of(config.engine, /*megatron=*/{}, config.offload_dir);
     if (wants_folder(away)) host_.say(kWantsFolder);
@@ -114,21 +105,16 @@ class FinetuneRun {
  private:
   void resume() {
     const FinetuneTrainerConfig& trainer = config_.trainer;
-    std::optional<checkpoint::Found> found;
-    if (ranks_.is_first()) {
-      found = find_checkpoint(
-          trainer.resume_mode, trainer.resume_from_path, trainer.default_local_dir, host_);
-    }
-    const std::string path = ranks_.broadcast_bytes(found ? found->path : "", 0);
-    if (!path.empty() && !found) found = checkpoint::Found{path, {}};
-    if (!found) return;
-    const checkpoint::TrainerState state = checkpoint::load(
-        found->path, *model_, *optimizer_, {.verified = trainer.resume_mode == "auto"});
+    const std::string path = find_checkpoint(
+        trainer.resume_mode, trainer.resume_from_path, trainer.default_local_dir, host_, ranks_);
+    if (path.empty()) return;
+    const checkpoint::TrainerState state =
+        checkpoint::load(path, *model_, *optimizer_, {.verified = trainer.resume_mode == "auto"});
     step_ = saved_step_ = state.global_step;
     skipped_in_a_row_ = state.skipped_in_a_row;
-    summary_.checkpoint = found->path;
+    summary_.checkpoint = path;
     host_.load_state(state.extra);
-    host_.say("resumed from " + found->path + " after step " + std::to_string(step_));
+    host_.say("resumed from " + path + " after step " + std::to_string(step_));
   }
 
   void step() {

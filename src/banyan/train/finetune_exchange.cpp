@@ -54,11 +54,7 @@ BatchResult merge_batch(const BatchResult& own, parallel::Collectives& ranks, do
     all.unique_tokens += in.next<int64_t>();
     all.computed_tokens += in.next<int64_t>();
     algo::merge(get_metrics(in), all.metrics);
-    for (std::string& warning : in.next<std::vector<std::string>>()) {
-      if (std::find(all.warnings.begin(), all.warnings.end(), warning) == all.warnings.end()) {
-        all.warnings.push_back(std::move(warning));
-      }
-    }
+    add_new(in.next<std::vector<std::string>>(), all.warnings);
   }
   if (all.weight > 0.0) all.loss /= all.weight;
   share = all.weight > 0.0 ? own.weight / all.weight : 0.0;

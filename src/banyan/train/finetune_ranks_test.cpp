@@ -5,7 +5,6 @@
 #include <mutex>
 #include <numeric>
 
-#include "banyan/io/safetensors.h"
 #include "banyan/testing/fake_finetune_host.h"
 #include "banyan/testing/thread_transport.h"
 #include "banyan/testing/tiny_run.h"
@@ -16,33 +15,18 @@ namespace banyan::train {
 namespace {
 
 using banyan::testing::FakeFinetuneHost;
+using banyan::testing::masters;
 using banyan::testing::ScratchDir;
 
 FinetuneConfig tiny(const std::string& model, const std::string& run) {
-  FinetuneConfig config;
-  config.model.path = model;
-  config.data = {.train_batch_size = 5,
-                 .micro_batch_size_per_gpu = 4,
-                 .use_dynamic_bsz = true,
-                 .max_token_len_per_gpu = 24};
+  FinetuneConfig config = testing::tiny_finetune_config(model, run);
+  config.data.train_batch_size = 5;
+  config.data.max_token_len_per_gpu = 24;
   config.dtype = "float32";
-  const Config other = testing::tiny_config(model, run);
-  config.optim = other.actor.optim;
   config.optim.lr = 1e-3;
-  config.sharing = other.sharing;
-  config.sharing_margin = 0.02;
-  config.trainer = {.total_epochs = 1,
-                    .total_training_steps = 4,
-                    .save_freq = 2,
-                    .test_freq = 2,
-                    .val_before_train = true,
-                    .default_local_dir = run,
-                    .resume_mode = "auto",
-                    .resume_from_path = {},
-                    .max_ckpt_to_keep = {},
-                    .device = "cpu"};
-  config.kernels = "native";
-  config.max_nonfinite_steps = 3;
+  config.trainer.total_training_steps = 4;
+  config.trainer.save_freq = 2;
+  config.trainer.test_freq = 2;
   config.num_train_rows = 10;
   config.num_val_rows = 3;
   return config;
@@ -64,13 +48,6 @@ std::vector<Example> rows(int32_t count, int32_t num_samples) {
       example.push_back(sample);
     }
   }
-  return out;
-}
-
-std::map<std::string, at::Tensor> masters(const std::string& folder) {
-  const io::SafetensorsFile file(folder + "/state/master.safetensors");
-  std::map<std::string, at::Tensor> out;
-  for (const auto& [name, entry] : file.entries()) out[name] = file.read(name);
   return out;
 }
 
@@ -100,17 +77,7 @@ TEST(FinetuneRanks, ARunEqualsThatOfOneProcess) {
   const std::string model = testing::write_tiny_model(scratch);
   for (const bool pairs : {false, true}) {
     FinetuneConfig config = tiny(model, scratch / (pairs ? "one-dpo" : "one"));
-    if (pairs) {
-      config.preference = PreferenceConfig{.objective = "dpo",
-                                           .beta = 0.5,
-                                           .label_smoothing = 0.0,
-                                           .reference_free = false,
-                                           .rpo_alpha = 0.0,
-                                           .reference_path = {},
-                                           .precompute_ref_log_probs = false,
-                                           .center_rewards_coefficient = 0.0,
-                                           .head_seed = 3};
-    }
+    if (pairs) config.preference = testing::tiny_preference("dpo");
     FakeFinetuneHost host(rows(10, pairs ? 2 : 1), rows(3, pairs ? 2 : 1));
     finetune(config, host);
     const auto wanted = masters(config.trainer.default_local_dir + "/global_step_4");

@@ -6,7 +6,6 @@
 
 #include <filesystem>
 
-#include "banyan/io/safetensors.h"
 #include "banyan/testing/fake_finetune_host.h"
 #include "banyan/testing/tiny_run.h"
 
@@ -14,50 +13,8 @@ namespace banyan::train {
 namespace {
 
 using testing::FakeFinetuneHost;
+using testing::masters;
 using testing::ScratchDir;
-
-FinetuneConfig tiny(const std::string& model, const std::string& run) {
-  FinetuneConfig config;
-  config.model.path = model;
-  config.data = {.train_batch_size = 4,
-                 .micro_batch_size_per_gpu = 4,
-                 .use_dynamic_bsz = true,
-                 .max_token_len_per_gpu = 4096};
-  config.dtype = "bfloat16";
-  const Config other = testing::tiny_config(model, run);
-  config.model.enable_gradient_checkpointing = false;
-  config.engine = other.actor.fsdp;
-  config.optim = other.actor.optim;
-  config.sharing = other.sharing;
-  config.sharing_margin = 0.02;
-  config.trainer = {.total_epochs = 1,
-                    .total_training_steps = 6,
-                    .save_freq = -1,
-                    .test_freq = -1,
-                    .val_before_train = true,
-                    .default_local_dir = run,
-                    .resume_mode = "auto",
-                    .resume_from_path = {},
-                    .max_ckpt_to_keep = {},
-                    .device = "cpu"};
-  config.kernels = "native";
-  config.max_nonfinite_steps = 3;
-  config.num_train_rows = 8;
-  config.num_val_rows = 4;
-  return config;
-}
-
-PreferenceConfig preference(const std::string& objective) {
-  return {.objective = objective,
-          .beta = 0.5,
-          .label_smoothing = 0.0,
-          .reference_free = false,
-          .rpo_alpha = 0.0,
-          .reference_path = {},
-          .precompute_ref_log_probs = false,
-          .center_rewards_coefficient = 0.0,
-          .head_seed = 3};
-}
 
 Sample sample(int32_t question, std::vector<int32_t> answer) {
   Sample out;
@@ -86,13 +43,6 @@ std::vector<Example> pairs(int32_t first, int32_t count) {
   return rows;
 }
 
-std::map<std::string, at::Tensor> masters(const std::string& checkpoint) {
-  const io::SafetensorsFile file(checkpoint + "/state/master.safetensors");
-  std::map<std::string, at::Tensor> out;
-  for (const auto& [name, entry] : file.entries()) out[name] = file.read(name);
-  return out;
-}
-
 void expect_equal(const std::string& a, const std::string& b) {
   const auto first = masters(a), second = masters(b);
   ASSERT_EQ(first.size(), second.size());
@@ -101,7 +51,8 @@ void expect_equal(const std::string& a, const std::string& b) {
 
 TEST(Finetune, LearnsTheAnswers) {
   const ScratchDir scratch("sft");
-  FinetuneConfig config = tiny(testing::write_tiny_model(scratch), scratch / "run");
+  FinetuneConfig config =
+      testing::tiny_finetune_config(testing::write_tiny_model(scratch), scratch / "run");
   config.trainer.total_training_steps = 40;
   FakeFinetuneHost host(answers(0, 8), answers(0, 4));
   const TrainSummary summary = finetune(config, host);
@@ -119,8 +70,9 @@ class FinetuneObjective : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(FinetuneObjective, LearnsWhatIsPreferredBeyondTheTrainingRows) {
   const ScratchDir scratch("pairs");
-  FinetuneConfig config = tiny(testing::write_tiny_model(scratch), scratch / "run");
-  config.preference = preference(GetParam());
+  FinetuneConfig config =
+      testing::tiny_finetune_config(testing::write_tiny_model(scratch), scratch / "run");
+  config.preference = testing::tiny_preference(GetParam());
   config.trainer.total_training_steps = 20;
   FakeFinetuneHost host(pairs(0, 8), pairs(8, 4));
   finetune(config, host);
@@ -131,8 +83,9 @@ TEST_P(FinetuneObjective, LearnsWhatIsPreferredBeyondTheTrainingRows) {
 
 TEST_P(FinetuneObjective, ResumingGivesTheBitsOfNeverHavingStopped) {
   const ScratchDir scratch("resume");
-  FinetuneConfig config = tiny(testing::write_tiny_model(scratch), scratch / "straight");
-  config.preference = preference(GetParam());
+  FinetuneConfig config =
+      testing::tiny_finetune_config(testing::write_tiny_model(scratch), scratch / "straight");
+  config.preference = testing::tiny_preference(GetParam());
   FakeFinetuneHost undisturbed(pairs(0, 8), pairs(8, 4));
   const TrainSummary whole = finetune(config, undisturbed);
   config.trainer.default_local_dir = scratch / "stopped";
@@ -153,8 +106,9 @@ TEST_P(FinetuneObjective, CutsAndSharingDoNotChangeTheStep) {
   std::vector<Metrics> steps;
   for (const int64_t budget : {4096, 24, 11}) {
     for (const std::string mode : {"on", "off"}) {
-      FinetuneConfig config = tiny(model, scratch / (mode + std::to_string(budget)));
-      config.preference = preference(GetParam());
+      FinetuneConfig config =
+          testing::tiny_finetune_config(model, scratch / (mode + std::to_string(budget)));
+      config.preference = testing::tiny_preference(GetParam());
       config.dtype = "float64";
       config.sharing.mode = mode;
       config.data.max_token_len_per_gpu = budget;
@@ -181,8 +135,9 @@ TEST_P(FinetuneObjective, TornPairsAreRunOnceMoreAndCountOnce) {
                                      {sample(2, {41}), sample(2, {61, 9})}};
   std::vector<Metrics> steps;
   for (const bool whole : {true, false}) {
-    FinetuneConfig config = tiny(model, scratch / (whole ? "whole" : "torn"));
-    config.preference = preference(GetParam());
+    FinetuneConfig config =
+        testing::tiny_finetune_config(model, scratch / (whole ? "whole" : "torn"));
+    config.preference = testing::tiny_preference(GetParam());
     config.dtype = "float64";
     config.data.use_dynamic_bsz = whole;
     config.data.micro_batch_size_per_gpu = 1;
@@ -208,8 +163,9 @@ INSTANTIATE_TEST_SUITE_P(All,
 
 TEST(Finetune, TheReferenceMayBeScoredBeforeTraining) {
   const ScratchDir scratch("reference");
-  FinetuneConfig config = tiny(testing::write_tiny_model(scratch), scratch / "each");
-  config.preference = preference("dpo");
+  FinetuneConfig config =
+      testing::tiny_finetune_config(testing::write_tiny_model(scratch), scratch / "each");
+  config.preference = testing::tiny_preference("dpo");
   FakeFinetuneHost each(pairs(0, 8), pairs(8, 4));
   const TrainSummary whole = finetune(config, each);
   config.trainer.default_local_dir = scratch / "before";
@@ -221,8 +177,9 @@ TEST(Finetune, TheReferenceMayBeScoredBeforeTraining) {
 
 TEST(Finetune, ARewardModelSavesAHeadThatLoads) {
   const ScratchDir scratch("head");
-  FinetuneConfig config = tiny(testing::write_tiny_model(scratch), scratch / "run");
-  config.preference = preference("reward_model");
+  FinetuneConfig config =
+      testing::tiny_finetune_config(testing::write_tiny_model(scratch), scratch / "run");
+  config.preference = testing::tiny_preference("reward_model");
   FakeFinetuneHost host(pairs(0, 8), pairs(8, 4));
   const TrainSummary summary = finetune(config, host);
   ASSERT_FALSE(host.said.empty());
@@ -237,7 +194,8 @@ TEST(Finetune, ATurnPerSampleWeighsAsOneSampleWithAllTurns) {
   const std::string model = testing::write_tiny_model(scratch);
   std::vector<Metrics> steps;
   for (const bool each_turn : {false, true}) {
-    FinetuneConfig config = tiny(model, scratch / (each_turn ? "each" : "whole"));
+    FinetuneConfig config =
+        testing::tiny_finetune_config(model, scratch / (each_turn ? "each" : "whole"));
     config.dtype = "float64";
     config.trainer.total_training_steps = 2;
     std::vector<Example> rows;
@@ -262,7 +220,7 @@ TEST(Finetune, ATurnPerSampleWeighsAsOneSampleWithAllTurns) {
 
 TEST(Finetune, WrongValuesFailBeforeAModelLoads) {
   const ScratchDir scratch("wrong");
-  FinetuneConfig config = tiny("no-such-model", scratch / "run");
+  FinetuneConfig config = testing::tiny_finetune_config("no-such-model", scratch / "run");
   config.optim.lr_scheduler_type = "step";
   FakeFinetuneHost host(pairs(0, 8), {});
   EXPECT_THROW(finetune(config, host), std::invalid_argument);

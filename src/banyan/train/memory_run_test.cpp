@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "banyan/io/safetensors.h"
 #include "banyan/testing/fake_host.h"
 #include "banyan/testing/tiny_run.h"
 #include "banyan/train/memory_keys.h"
@@ -14,35 +13,18 @@ namespace banyan::train {
 namespace {
 
 using testing::FakeHost;
+using testing::masters;
 using testing::ScratchDir;
+using testing::tiny_prompts;
 
 Score even_share(const Trajectory& trajectory) {
-  double even = 0.0;
-  for (const int32_t token : trajectory.response) even += token % 2 == 0 ? 1.0 : 0.0;
-  Score score;
-  score.row = trajectory.row;
-  score.index = trajectory.index;
-  score.value = even / static_cast<double>(trajectory.response.size());
-  return score;
-}
-
-std::vector<std::vector<int32_t>> prompts() {
-  std::vector<std::vector<int32_t>> out;
-  for (int32_t row = 0; row < 8; ++row) out.push_back({5, 6, 8, 9, 10, 20 + row, 30 + row, 40});
-  return out;
-}
-
-std::map<std::string, at::Tensor> tensors(const std::string& path) {
-  const io::SafetensorsFile file(path);
-  std::map<std::string, at::Tensor> out;
-  for (const auto& [name, entry] : file.entries()) out[name] = file.read(name);
-  return out;
+  return testing::share_of_tokens(trajectory, [](int32_t token) { return token % 2 == 0; });
 }
 
 void expect_equal_checkpoints(const std::string& a, const std::string& b) {
-  for (const char* part : {"/state/master.safetensors", "/critic/state/master.safetensors"}) {
-    const auto want = tensors(a + part);
-    const auto got = tensors(b + part);
+  for (const char* part : {"", "/critic"}) {
+    const auto want = masters(a + part);
+    const auto got = masters(b + part);
     ASSERT_EQ(want.size(), got.size());
     for (const auto& [name, tensor] : want) EXPECT_TRUE(tensor.equal(got.at(name))) << name;
   }
@@ -62,7 +44,7 @@ TEST(MemoryKeys, ChangeNoBitOfARun) {
   const ScratchDir scratch("memory");
   const std::string model = testing::write_tiny_model(scratch);
   const Config plain = whole_config(model, scratch / "plain");
-  FakeHost host(prompts(), even_share);
+  FakeHost host(tiny_prompts(), even_share);
   const TrainSummary want = train(plain, host);
 
   Config saving = whole_config(model, scratch / "saving");
@@ -76,7 +58,7 @@ TEST(MemoryKeys, ChangeNoBitOfARun) {
   recompute.recompute_modules = {"core_attn", "mlp", "layernorm"};
   saving.actor.ppo_max_token_len_per_gpu = {};
   saving.critic.ppo_max_token_len_per_gpu = {};
-  FakeHost first(prompts(), even_share);
+  FakeHost first(tiny_prompts(), even_share);
   first.stop_after = 1;
   train(saving, first);
   EXPECT_TRUE(std::any_of(first.said.begin(), first.said.end(), [](const std::string& line) {
@@ -85,7 +67,7 @@ TEST(MemoryKeys, ChangeNoBitOfARun) {
                std::string::npos;
   }));
   EXPECT_EQ(first.logged.at(1).at("trie/blocks"), 1.0);
-  FakeHost second(prompts(), even_share);
+  FakeHost second(tiny_prompts(), even_share);
   const TrainSummary got = train(saving, second);
   EXPECT_EQ(got.first_step, 1);
   EXPECT_TRUE(std::any_of(second.said.begin(), second.said.end(), [](const std::string& line) {
@@ -154,7 +136,7 @@ TEST(MemoryKeys, OffloadWithoutAFolderIsSaid) {
   Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
   config.trainer.total_training_steps = 1;
   config.actor.megatron.optimizer_offload = true;
-  FakeHost host(prompts(), even_share);
+  FakeHost host(tiny_prompts(), even_share);
   train(config, host);
   EXPECT_EQ(std::count(host.said.begin(), host.said.end(), std::string(kWantsFolder)), 1);
 }

@@ -26,20 +26,32 @@ size_t total_bytes(const Storages& storages) {
   return total;
 }
 
-// The memory lives as long as a storage lies in it.
 void delete_holder(void* holder) { delete static_cast<std::shared_ptr<SpareMemory>*>(holder); }
 
+// Storages laid out one after the other in spare memory, which lives as long as one lies in it.
+class Placing {
+ public:
+  explicit Placing(std::shared_ptr<SpareMemory> memory) : memory_(std::move(memory)) {}
+
+  std::byte* next() const { return memory_->data() + at_; }
+  void place(c10::StorageImpl& storage) {
+    storage.set_data_ptr_noswap(
+        {next(), new std::shared_ptr<SpareMemory>(memory_), &delete_holder, storage.device()});
+    at_ += padded(storage.nbytes());
+  }
+
+ private:
+  std::shared_ptr<SpareMemory> memory_;
+  size_t at_ = 0;
+};
+
 void move_into(const std::shared_ptr<SpareMemory>& memory, const Storages& storages) {
-  size_t at = 0;
+  Placing placing(memory);
   size_t copied = 0;
   for (c10::StorageImpl* storage : storages) {
-    const size_t num_bytes = storage->nbytes();
-    std::byte* const to = memory->data() + at;
-    std::memcpy(to, storage->data(), num_bytes);
-    storage->set_data_ptr_noswap(
-        {to, new std::shared_ptr<SpareMemory>(memory), &delete_holder, storage->device()});
-    at += padded(num_bytes);
-    copied += num_bytes;
+    std::memcpy(placing.next(), storage->data(), storage->nbytes());
+    placing.place(*storage);
+    copied += storage->nbytes();
     if (copied < kDropEvery) continue;
     memory->drop();
     copied = 0;
@@ -72,14 +84,8 @@ std::shared_ptr<SpareMemory> lend_gradients(ParamTable& params) {
   params.ensure_grads();
   const Storages storages = params.grad_storages();
   const auto memory = SpareMemory::anonymous(total_bytes(storages));
-  size_t at = 0;
-  for (c10::StorageImpl* storage : storages) {
-    storage->set_data_ptr_noswap({memory->data() + at,
-                                  new std::shared_ptr<SpareMemory>(memory),
-                                  &delete_holder,
-                                  storage->device()});
-    at += padded(storage->nbytes());
-  }
+  Placing placing(memory);
+  for (c10::StorageImpl* storage : storages) placing.place(*storage);
   return memory;
 }
 

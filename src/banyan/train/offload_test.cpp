@@ -13,16 +13,9 @@ namespace {
 using testing::ScratchDir;
 
 OptimConfig optim_config() {
-  return {.lr = 1e-2,
-          .lr_warmup_steps_ratio = 0.0,
-          .lr_warmup_steps = -1,
-          .lr_scheduler_type = "constant",
-          .min_lr_ratio = 0.0,
-          .num_cycles = 0.5,
-          .zero_indexed_step = true,
-          .weight_decay = 0.1,
-          .betas = {0.9, 0.99},
-          .clip_grad = 1.0};
+  OptimConfig optim = testing::tiny_config("", "").actor.optim;
+  optim.weight_decay = 0.1;
+  return optim;
 }
 
 struct Role {

@@ -4,7 +4,6 @@
 
 #include <set>
 
-#include "banyan/io/safetensors.h"
 #include "banyan/io/test_support.h"
 #include "banyan/testing/fake_host.h"
 #include "banyan/testing/tiny_run.h"
@@ -25,12 +24,6 @@ Score length_score(const Trajectory& trajectory) {
   return score;
 }
 
-std::vector<std::vector<int32_t>> prompts() {
-  std::vector<std::vector<int32_t>> out;
-  for (int32_t row = 0; row < 24; ++row) out.push_back({5, 6, 8, 9, 10, 20 + row, 30 + row, 40});
-  return out;
-}
-
 // Four groups a step of six that are started; two groups run at a time, so that some are waiting
 // and some are half-way when four are whole.
 Config config_of(const std::string& model, const std::string& run) {
@@ -45,7 +38,7 @@ Config config_of(const std::string& model, const std::string& run) {
 TEST(PartialRollout, ABatchIsFullAndTheRestIsDropped) {
   const ScratchDir scratch("over_sample");
   const Config config = config_of(testing::write_tiny_model(scratch), scratch / "run");
-  FakeHost host(prompts(), length_score);
+  FakeHost host(testing::tiny_prompts(24), length_score);
   train(config, host);
   double cut = 0;
   for (const auto& [step, metrics] : host.logged) {
@@ -69,7 +62,7 @@ TEST(PartialRollout, WhatWasCutOffGoesOnUnderTheNewWeights) {
   const ScratchDir scratch("partial");
   Config config = config_of(testing::write_tiny_model(scratch), scratch / "run");
   config.partial_rollout = true;
-  FakeHost host(prompts(), length_score);
+  FakeHost host(testing::tiny_prompts(24), length_score);
   int64_t mixed = 0;
   train(config, host);
   double resumed = 0;
@@ -99,24 +92,20 @@ TEST(PartialRollout, AKilledRunGoesOnWithThem) {
   const ScratchDir scratch("partial_resume");
   Config config = config_of(testing::write_tiny_model(scratch), scratch / "straight");
   config.partial_rollout = true;
-  FakeHost undisturbed(prompts(), length_score);
+  FakeHost undisturbed(testing::tiny_prompts(24), length_score);
   const TrainSummary whole = train(config, undisturbed);
 
   config.trainer.default_local_dir = scratch / "stopped";
-  FakeHost first(prompts(), length_score);
+  FakeHost first(testing::tiny_prompts(24), length_score);
   first.stop_after = 2;
   EXPECT_TRUE(train(config, first).stopped_early);
-  FakeHost second(prompts(), length_score);
+  FakeHost second(testing::tiny_prompts(24), length_score);
   const TrainSummary resumed = train(config, second);
   EXPECT_EQ(resumed.first_step, 2);
-  const auto masters = [](const TrainSummary& summary) {
-    return std::make_unique<io::SafetensorsFile>(summary.checkpoint + "/state/master.safetensors");
-  };
-  const auto a = masters(whole);
-  const auto b = masters(resumed);
-  for (const auto& [name, entry] : a->entries()) {
-    EXPECT_TRUE(a->read(name).equal(b->read(name))) << name;
-  }
+  const auto a = testing::masters(whole.checkpoint);
+  const auto b = testing::masters(resumed.checkpoint);
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, tensor] : a) EXPECT_TRUE(tensor.equal(b.at(name))) << name;
 }
 
 TEST(PartialRollout, UnfinishedGroupsSurviveAsJson) {

@@ -10,7 +10,6 @@
 #include <mutex>
 #include <set>
 
-#include "banyan/io/safetensors.h"
 #include "banyan/testing/fake_host.h"
 #include "banyan/testing/thread_transport.h"
 #include "banyan/testing/tiny_run.h"
@@ -25,25 +24,16 @@ namespace banyan::train {
 namespace {
 
 using banyan::testing::FakeHost;
+using banyan::testing::masters;
 using banyan::testing::ScratchDir;
+using banyan::testing::tiny_prompts;
 using parallel::Collectives;
 
 Score vowels(const Trajectory& trajectory) {
-  double sum = 0.0;
-  for (const int32_t token : trajectory.response) sum += token % 3 == 0 ? 1.0 : 0.0;
-  Score score;
-  score.row = trajectory.row;
-  score.index = trajectory.index;
-  score.value = sum / static_cast<double>(trajectory.response.size());
+  Score score = testing::share_of_tokens(trajectory, [](int32_t token) { return token % 3 == 0; });
   score.extra = {{"length", static_cast<double>(trajectory.response.size())}};
   score.texts = {{"pred", std::to_string(trajectory.row)}};
   return score;
-}
-
-std::vector<std::vector<int32_t>> prompts(int64_t count = 8) {
-  std::vector<std::vector<int32_t>> out;
-  for (int32_t row = 0; row < count; ++row) out.push_back({5, 6, 8, 9, 10, 20 + row, 30 + row, 40});
-  return out;
 }
 
 // Five groups of unequal work: nested responses, equal ones, prompts that share a trunk.
@@ -133,13 +123,6 @@ Config small_blocks() {
   return config;
 }
 
-std::map<std::string, at::Tensor> masters(const std::string& folder) {
-  const io::SafetensorsFile file(folder + "/state/master.safetensors");
-  std::map<std::string, at::Tensor> out;
-  for (const auto& [name, entry] : file.entries()) out[name] = file.read(name);
-  return out;
-}
-
 // What a run logged, and the responses of its last step, by rank.
 struct Ended {
   std::map<int64_t, Metrics> logged;
@@ -150,7 +133,7 @@ struct Ended {
 std::vector<Ended> run_on(int64_t size, const Config& config, int64_t stop_after = -1) {
   std::vector<Ended> ended(size);
   testing::run_ranks(size, [&](Collectives& ranks) {
-    FakeHost host(prompts(config.num_train_rows), vowels);
+    FakeHost host(tiny_prompts(config.num_train_rows), vowels);
     host.stop_after = ranks.rank() == size - 1 ? stop_after : -1;
     Ended& mine = ended[ranks.rank()];
     mine.summary = train(config, host, nullptr, &ranks);
@@ -340,7 +323,7 @@ TEST(Ranks, ARunEqualsThatOfOneProcess) {
   config.trainer.total_training_steps = 3;
   config.trainer.val_before_train = true;
   config.trainer.test_freq = 2;
-  FakeHost host(prompts(), vowels);
+  FakeHost host(tiny_prompts(), vowels);
   train(config, host);
   const auto wanted = masters(scratch / "one/global_step_3");
 
@@ -377,7 +360,7 @@ TEST(Ranks, TheFirstRolloutHasTheBitsOfOneProcess) {
   const ScratchDir scratch("ranks-bits");
   Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "one");
   config.trainer.total_training_steps = 1;
-  FakeHost host(prompts(), vowels);
+  FakeHost host(tiny_prompts(), vowels);
   train(config, host);
   config.trainer.default_local_dir = scratch / "five";
   for (const Ended& rank : run_on(5, config)) {  // four prompts: one has none
@@ -417,7 +400,7 @@ TEST(Ranks, ACriticAndWholeBatchStatisticsEqualOneProcess) {
   for (const char* estimator : {"gae", "reinforce_plus_plus"}) {
     config.algorithm.adv_estimator = estimator;
     config.trainer.default_local_dir = scratch / (std::string("one-") + estimator);
-    FakeHost host(prompts(), vowels);
+    FakeHost host(tiny_prompts(), vowels);
     train(config, host);
     config.trainer.default_local_dir = scratch / (std::string("two-") + estimator);
     const std::vector<Ended> ended = run_on(2, config);

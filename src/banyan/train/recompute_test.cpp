@@ -1,11 +1,11 @@
 // Activation recompute: the bits of the gradients with and without, and what it saves.
-#include <ATen/Parallel.h>
 #include <ATen/ops/full_like.h>
 #include <gtest/gtest.h>
 
 #include <map>
 
 #include "banyan/models/test_models.h"
+#include "banyan/testing/one_thread.h"
 #include "banyan/testing/random_trie.h"
 #include "banyan/testing/tensor_bytes.h"
 #include "banyan/train/walk.h"
@@ -15,15 +15,6 @@ namespace {
 
 using nn::Recompute;
 using nn::RecomputeMethod;
-
-class OneThread {
- public:
-  OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
-  ~OneThread() { at::set_num_threads(before_); }
-
- private:
-  int before_;
-};
 
 // A configuration of models/test_models.h with another number of layers.
 std::string with_layers(std::string config, int64_t layers) {
@@ -89,7 +80,7 @@ std::vector<trie::Plan> some_plans(const std::vector<Sample>& samples) {
 }
 
 TEST(Recompute, GivesTheBitsOfKeeping) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   struct Case {
     size_t config;  // 1: biases; 4: norms of queries and keys
     models::HeadKind head;
@@ -186,7 +177,7 @@ Memory growth_of(const Recompute& way) {
 }
 
 TEST(Recompute, AnAddedLayerTakesAFewPercentOfItsActivations) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   const Memory whole = growth_of({});
   EXPECT_EQ(whole.stated, whole.measured);
   for (const int64_t num_layers : {1, 2}) {
@@ -199,14 +190,14 @@ TEST(Recompute, AnAddedLayerTakesAFewPercentOfItsActivations) {
 }
 
 TEST(Recompute, BlockLeavesTheLaterLayersWhole) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   const Recompute way{.method = RecomputeMethod::kBlock, .num_layers = 3};
   EXPECT_EQ(growth_of(way).measured, growth_of({}).measured);
   EXPECT_LT(memory_of(8, way).measured, memory_of(8, {}).measured);
 }
 
 TEST(Recompute, SelectiveDropsWhatItNames) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   const int64_t whole = growth_of({}).measured;
   const auto saved = [&](bool core_attn, bool mlp) {
     return whole -
@@ -223,7 +214,7 @@ TEST(Recompute, SelectiveDropsWhatItNames) {
 
 // nn/activation_bytes.h is what the walk states, and bounds what the pass allocates.
 TEST(Recompute, BytesPerTokenAreThoseOfThePass) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   for (const Recompute& way : all_ways()) {
     const auto model = models::random_model(small_config(6), 7, {});
     model->set_recompute(way);
@@ -238,7 +229,7 @@ TEST(Recompute, BytesPerTokenAreThoseOfThePass) {
 
 // What entropy_from_logits_with_chunking is for: rows of logits are no part of what a batch takes.
 TEST(Recompute, LogitsNeverExistAsAWhole) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   constexpr int64_t kVocab = 4096;
   const std::string config =
       R"({"model_type": "llama", "vocab_size": 4096, "hidden_size": 16, "intermediate_size": 16,

@@ -1,29 +1,77 @@
 #include "banyan/train/run_support.h"
 
+#include <filesystem>
+
 #include "banyan/core/error.h"
+#include "banyan/train/calibrate.h"
+#include "banyan/train/exchange.h"
 
 namespace banyan::train {
 
-std::optional<checkpoint::Found> find_checkpoint(const std::string& resume_mode,
-                                                 const std::optional<std::string>& from_path,
-                                                 const std::string& directory,
-                                                 RunHost& host) {
-  if (resume_mode == "disable") return std::nullopt;
+namespace {
+
+std::string look_for_checkpoint(const std::string& resume_mode,
+                                const std::optional<std::string>& from_path,
+                                const std::string& directory,
+                                RunHost& host) {
+  if (resume_mode == "disable") return "";
   if (resume_mode == "resume_path") {
     BANYAN_CHECK(from_path,
                  "[config] trainer.resume_from_path: wanted a checkpoint with "
                  "resume_mode=resume_path, got null");
-    return checkpoint::Found{*from_path, {}};
+    return *from_path;
   }
   BANYAN_CHECK(resume_mode == "auto",
                "[config] trainer.resume_mode: wanted auto, disable or resume_path, got '",
                resume_mode,
                "'");
-  std::optional<checkpoint::Found> found = checkpoint::find_latest(directory);
-  if (found) {
-    for (const std::string& reason : found->rejected) host.say("checkpoint not used: " + reason);
+  const std::optional<checkpoint::Found> found = checkpoint::find_latest(directory);
+  if (!found) return "";
+  for (const std::string& reason : found->rejected) host.say("checkpoint not used: " + reason);
+  return found->path;
+}
+
+}  // namespace
+
+std::string find_checkpoint(const std::string& resume_mode,
+                            const std::optional<std::string>& from_path,
+                            const std::string& directory,
+                            RunHost& host,
+                            parallel::Collectives& ranks) {
+  std::string path;
+  if (ranks.is_first()) path = look_for_checkpoint(resume_mode, from_path, directory, host);
+  return ranks.broadcast_bytes(path, 0);
+}
+
+trie::CostModel calibrated_cost(models::CausalLM& model,
+                                const std::string& directory,
+                                parallel::Collectives& ranks) {
+  trie::CostModel cost;
+  if (ranks.is_first()) {
+    std::filesystem::create_directories(directory);
+    cost = calibrate_once(model, directory + "/cost_model.json");
   }
-  return found;
+  return broadcast(cost, ranks);
+}
+
+int64_t free_bytes_of_rank(at::Device device, const parallel::Collectives& ranks) {
+  const int64_t bytes = free_memory_bytes(device);
+  return device.is_cpu() ? bytes / ranks.size() : bytes;
+}
+
+int64_t chosen_token_budget(const std::string& directory,
+                            const std::string& role,
+                            const std::string& key,
+                            const models::CausalLM& model,
+                            const MemoryLeft& left,
+                            RunHost& host,
+                            parallel::Collectives& ranks) {
+  return of_first(ranks, [&] {
+    return token_budget_once(
+        directory, role, key, bytes_per_token(model), left, [&](const std::string& line) {
+          host.say(line);
+        });
+  });
 }
 
 bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }

@@ -7,16 +7,40 @@
 
 #include "banyan/checkpoint/checkpoint.h"
 #include "banyan/core/host.h"
+#include "banyan/models/causal_lm.h"
+#include "banyan/parallel/collectives.h"
+#include "banyan/train/token_budget.h"
+#include "banyan/trie/cost_model.h"
 
 namespace banyan::train {
 
-// The checkpoint to go on from: the newest whole one in `directory` (auto), `from_path`
-// (resume_path), or none (disable). Newer ones that cannot be used are said. Throws [config] for
-// another mode or a path that is missing, FileError as find_latest.
-std::optional<checkpoint::Found> find_checkpoint(const std::string& resume_mode,
-                                                 const std::optional<std::string>& from_path,
-                                                 const std::string& directory,
-                                                 RunHost& host);
+// Path of the checkpoint to go on from: the newest whole one in `directory` (auto), `from_path`
+// (resume_path), or "" for none (disable). The first rank looks for all; newer ones that cannot be
+// used are said. Throws [config] for another mode or a path that is missing, FileError as
+// find_latest.
+std::string find_checkpoint(const std::string& resume_mode,
+                            const std::optional<std::string>& from_path,
+                            const std::string& directory,
+                            RunHost& host,
+                            parallel::Collectives& ranks);
+
+// calibrate_once in `directory` by the first rank, for all: they must plan alike.
+trie::CostModel calibrated_cost(models::CausalLM& model,
+                                const std::string& directory,
+                                parallel::Collectives& ranks);
+
+// What this rank may take of the free memory. The processes of a machine share its memory; those of
+// other machines are counted too, which errs on the safe side.
+int64_t free_bytes_of_rank(at::Device device, const parallel::Collectives& ranks);
+
+// token_budget_once for `model` in `directory`, chosen by the first rank for all.
+int64_t chosen_token_budget(const std::string& directory,
+                            const std::string& role,
+                            const std::string& key,
+                            const models::CausalLM& model,
+                            const MemoryLeft& left,
+                            RunHost& host,
+                            parallel::Collectives& ranks);
 
 // True at multiples of `every`; never for every <= 0.
 bool due(int64_t every, int64_t step);

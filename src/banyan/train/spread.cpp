@@ -120,7 +120,7 @@ Spread spread_groups(const Batch& batch,
                      const trie::PlanOptions& options,
                      parallel::Collectives* ranks) {
   Spread spread;
-  if (ranks == nullptr || ranks->is_alone()) {
+  if (parallel::is_alone(ranks)) {
     for (size_t k = 0; k < samples.size(); ++k) spread.own.push_back(static_cast<int64_t>(k));
     return spread;
   }
@@ -153,6 +153,28 @@ TokenLists gather_lists(const std::vector<int64_t>& places,
   return all;
 }
 
+namespace {
+
+// The numbers of all ranks from each rank's, which are of `places` out of `size`. A rank without a
+// place brings no lists but takes part in every gathering.
+BatchScores gather_scores(const std::vector<int64_t>& places,
+                          int64_t size,
+                          BatchScores own,
+                          const HeadSpec& head,
+                          parallel::Collectives& ranks) {
+  const auto whole = [&](TokenLists lists) {
+    if (places.empty()) lists.clear();
+    return gather_lists(places, spread(places, size, std::move(lists)), size, ranks);
+  };
+  BatchScores all;
+  all.value = whole(std::move(own.value));
+  if (head.with_entropy) all.entropy = whole(std::move(own.entropy));
+  if (head.with_sum_squares) all.sum_squares = whole(std::move(own.sum_squares));
+  return all;
+}
+
+}  // namespace
+
 BatchScores score_batch_over(const Batch& batch,
                              models::CausalLM& model,
                              const trie::PlanOptions& options,
@@ -160,7 +182,7 @@ BatchScores score_batch_over(const Batch& batch,
                              const std::string& name,
                              const Layout& layout) {
   parallel::Collectives* ranks = layout.ranks;
-  if (ranks == nullptr || ranks->is_alone()) {
+  if (parallel::is_alone(ranks)) {
     return score_batch(batch, model, options, head, name, layout.observer);
   }
   const std::vector<int64_t> valid = valid_of(batch);
@@ -172,16 +194,7 @@ BatchScores score_batch_over(const Batch& batch,
     part.scores.push_back(batch.scores[valid[k]]);
   }
   BatchScores own = score_batch(part, model, options, head, name, layout.observer);
-  // A rank without a sample returns no lists but takes part in every gathering.
-  const auto whole = [&](TokenLists lists) {
-    if (which.empty()) lists.clear();
-    return gather_lists(which, spread(which, batch.size(), std::move(lists)), batch.size(), *ranks);
-  };
-  BatchScores all;
-  all.value = whole(std::move(own.value));
-  if (head.with_entropy) all.entropy = whole(std::move(own.entropy));
-  if (head.with_sum_squares) all.sum_squares = whole(std::move(own.sum_squares));
-  return all;
+  return gather_scores(which, batch.size(), std::move(own), head, *ranks);
 }
 
 BatchScores score_places(const Batch& batch,
@@ -197,17 +210,10 @@ BatchScores score_places(const Batch& batch,
     const trie::Plan plan = trie::plan(samples_of(batch, chosen(samples, own)), options);
     scores = score_samples(model, plan, head);
   }
-  if (layout.ranks == nullptr || layout.ranks->is_alone()) {
-    return {std::move(scores.value), std::move(scores.entropy), std::move(scores.sum_squares)};
-  }
-  const auto whole = [&](TokenLists lists) {
-    return gather_lists(own, spread(own, size, std::move(lists)), size, *layout.ranks);
-  };
-  BatchScores all;
-  all.value = whole(std::move(scores.value));
-  if (head.with_entropy) all.entropy = whole(std::move(scores.entropy));
-  if (head.with_sum_squares) all.sum_squares = whole(std::move(scores.sum_squares));
-  return all;
+  BatchScores part{
+      std::move(scores.value), std::move(scores.entropy), std::move(scores.sum_squares)};
+  if (parallel::is_alone(layout.ranks)) return part;
+  return gather_scores(own, size, std::move(part), head, *layout.ranks);
 }
 
 }  // namespace banyan::train

@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <utility>
 
@@ -14,10 +13,8 @@
 #include "banyan/core/threads.h"
 #include "banyan/models/causal_lm.h"
 #include "banyan/train/apply_gradients.h"
-#include "banyan/train/calibrate.h"
 #include "banyan/train/checks.h"
 #include "banyan/train/clock.h"
-#include "banyan/train/exchange.h"
 #include "banyan/train/memory_keys.h"
 #include "banyan/train/metrics.h"
 #include "banyan/train/offload.h"
@@ -75,7 +72,7 @@ class Run {
     if (config.reward_model.enable) reward_model_ = std::make_unique<RewardModel>(config_);
     resume();
     if (config.sharing.mode == "auto") {
-      cost_ = calibrated_cost();
+      cost_ = calibrated_cost(*actor_, config_.trainer.default_local_dir, ranks_);
     }
     choose_token_budgets();
     offload_memory();
@@ -136,10 +133,7 @@ class Run {
   // Where no key bounds the blocks.
   void choose_token_budgets() {
     const RolloutConfig& rollout = config_.rollout;
-    // The processes of a machine share its memory; those of other machines are counted too, which
-    // errs on the safe side.
-    MemoryLeft left{.free_bytes = free_memory_bytes(actor_->options().device)};
-    if (actor_->options().device.is_cpu()) left.free_bytes /= ranks_.size();
+    MemoryLeft left{.free_bytes = free_bytes_of_rank(actor_->options().device, ranks_)};
     if (!rollout.enable_sleep_mode || !rollout.free_cache_engine) {
       left.reserved_bytes = static_cast<int64_t>(rollout.gpu_memory_utilization *
                                                  static_cast<double>(left.free_bytes));
@@ -152,14 +146,13 @@ class Run {
                             bool by_samples,
                             std::optional<int64_t>& tokens) {
       if (tokens || by_samples || config_.sharing.max_tokens_per_block > 0) return;
-      tokens = of_first(ranks_, [&] {
-        return token_budget_once(config_.trainer.default_local_dir,
-                                 role,
-                                 key + "ppo_max_token_len_per_gpu",
-                                 bytes_per_token(model),
-                                 left,
-                                 [&](const std::string& line) { host_.say(line); });
-      });
+      tokens = chosen_token_budget(config_.trainer.default_local_dir,
+                                   role,
+                                   key + "ppo_max_token_len_per_gpu",
+                                   model,
+                                   left,
+                                   host_,
+                                   ranks_);
     };
     choose("actor",
            "actor_rollout_ref.actor.",
@@ -186,16 +179,6 @@ class Run {
         config_, *generator_, reward_model_.get(), host_, ranks_.is_alone() ? nullptr : &ranks_};
   }
 
-  // Measured by the first rank, while the others wait: all must plan alike.
-  trie::CostModel calibrated_cost() {
-    trie::CostModel cost;
-    if (ranks_.is_first()) {
-      std::filesystem::create_directories(config_.trainer.default_local_dir);
-      cost = calibrate_once(*actor_, config_.trainer.default_local_dir + "/cost_model.json");
-    }
-    return broadcast(cost, ranks_);
-  }
-
   // Whoever generates learns of new weights once, before it generates with them.
   void hand_over_weights() {
     if (handed_over_ == step_) return;
@@ -211,20 +194,15 @@ class Run {
 
   void resume() {
     const TrainerConfig& trainer = config_.trainer;
-    std::optional<checkpoint::Found> found;
-    if (ranks_.is_first()) {
-      found = find_checkpoint(
-          trainer.resume_mode, trainer.resume_from_path, trainer.default_local_dir, host_);
-    }
-    const std::string path = ranks_.broadcast_bytes(found ? found->path : "", 0);
-    if (!path.empty() && !found) found = checkpoint::Found{path, {}};
-    if (!found) {
+    const std::string path = find_checkpoint(
+        trainer.resume_mode, trainer.resume_from_path, trainer.default_local_dir, host_, ranks_);
+    if (path.empty()) {
       for (const std::string& note : critic_notes_) host_.say("critic: " + note);
       return;
     }
     const checkpoint::Critic critic = critic_ ? saved_critic() : checkpoint::Critic{};
     const checkpoint::TrainerState state = checkpoint::load(
-        found->path,
+        path,
         *actor_,
         *optimizer_,
         {.critic = critic_ ? &critic : nullptr, .verified = trainer.resume_mode == "auto"});
@@ -232,12 +210,12 @@ class Run {
     saved_step_ = step_;
     skipped_in_a_row_ = state.skipped_in_a_row;
     if (kl_controller_ && state.kl_coef) kl_controller_->set_coef(*state.kl_coef);
-    summary_.checkpoint = found->path;
+    summary_.checkpoint = path;
     host_.load_state(state.extra);
     if (!state.unfinished.empty()) {
-      unfinished_ = unfinished_from_json(state.unfinished, found->path);
+      unfinished_ = unfinished_from_json(state.unfinished, path);
     }
-    host_.say("resumed from " + found->path + " after step " + std::to_string(step_));
+    host_.say("resumed from " + path + " after step " + std::to_string(step_));
   }
 
   void finish(StepResult& result) {

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <limits>
 
-#include "banyan/io/safetensors.h"
 #include "banyan/rollout/engine.h"
 #include "banyan/testing/fake_host.h"
 #include "banyan/testing/tiny_run.h"
@@ -17,32 +16,14 @@ namespace banyan::train {
 namespace {
 
 using banyan::testing::FakeHost;
+using banyan::testing::masters;
 using banyan::testing::ScratchDir;
+using banyan::testing::tiny_prompts;
 
 constexpr int32_t kLuckyToken = 7;
 
 Score lucky_share(const Trajectory& trajectory) {
-  double lucky = 0.0;
-  for (const int32_t token : trajectory.response) lucky += token == kLuckyToken ? 1.0 : 0.0;
-  Score score;
-  score.row = trajectory.row;
-  score.index = trajectory.index;
-  score.value = lucky / static_cast<double>(trajectory.response.size());
-  return score;
-}
-
-std::vector<std::vector<int32_t>> prompts() {
-  std::vector<std::vector<int32_t>> out;
-  for (int32_t row = 0; row < 8; ++row) out.push_back({5, 6, 8, 9, 10, 20 + row, 30 + row, 40});
-  return out;
-}
-
-// Master weights of a checkpoint, name -> tensor.
-std::map<std::string, at::Tensor> masters(const std::string& checkpoint) {
-  const io::SafetensorsFile file(checkpoint + "/state/master.safetensors");
-  std::map<std::string, at::Tensor> out;
-  for (const auto& [name, entry] : file.entries()) out[name] = file.read(name);
-  return out;
+  return testing::share_of_tokens(trajectory, [](int32_t token) { return token == kLuckyToken; });
 }
 
 void expect_equal(const std::map<std::string, at::Tensor>& a,
@@ -55,7 +36,7 @@ TEST(Train, LearnsToEmitTheRewardedToken) {
   const ScratchDir scratch("learn");
   Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
   config.trainer.total_training_steps = 40;
-  FakeHost host(prompts(), lucky_share);
+  FakeHost host(tiny_prompts(), lucky_share);
   const TrainSummary summary = train(config, host);
   EXPECT_EQ(summary.last_step, 40);
   EXPECT_LT(host.logged.at(1).at("critic/score/mean"), 0.2);
@@ -66,7 +47,7 @@ TEST(Train, LearnsToEmitTheRewardedToken) {
 TEST(Train, RolloutAndTrainerAgreeBitForBit) {
   const ScratchDir scratch("gap");
   Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
-  FakeHost host(prompts(), lucky_share);
+  FakeHost host(tiny_prompts(), lucky_share);
   train(config, host);
   for (const auto& [step, metrics] : host.logged) {
     EXPECT_EQ(metrics.at("training/rollout_probs_diff_valid"), 1.0);
@@ -104,11 +85,11 @@ TEST(Train, TellsTheGeneratorOfEveryChangeBeforeItGenerates) {
   config.trainer.total_training_steps = 2;
   config.trainer.val_before_train = true;
   config.trainer.test_freq = 2;
-  FakeHost own(prompts(), lucky_share);
+  FakeHost own(tiny_prompts(), lucky_share);
   train(config, own);
 
   config.trainer.default_local_dir = scratch / "theirs";
-  FakeHost theirs(prompts(), lucky_share);
+  FakeHost theirs(tiny_prompts(), lucky_share);
   std::vector<std::string> calls;
   train(config, theirs, [&calls](models::CausalLM& actor) {
     return std::make_unique<CountingGenerator>(actor, calls);
@@ -134,7 +115,7 @@ TEST(Train, FirstMiniBatchRatioIsExactlyOneWithAnOldPass) {
   config.force_old_log_prob = true;
   config.actor.ppo_micro_batch_size_per_gpu = 3;
   config.trainer.total_training_steps = 2;
-  FakeHost host(prompts(), lucky_share);
+  FakeHost host(tiny_prompts(), lucky_share);
   train(config, host);
   EXPECT_EQ(host.logged.at(1).at("actor/ratio_deviation_max"), 0.0);
   EXPECT_EQ(host.logged.at(2).at("actor/ratio_deviation_max"), 0.0);
@@ -148,15 +129,15 @@ TEST(Train, ResumingGivesTheBitsOfNeverHavingStopped) {
   straight.actor.ppo_mini_batch_size = 2;
   straight.actor.ppo_epochs = 2;
   straight.actor.shuffle = true;
-  FakeHost undisturbed(prompts(), lucky_share);
+  FakeHost undisturbed(tiny_prompts(), lucky_share);
   const TrainSummary whole = train(straight, undisturbed);
 
   Config stopped = straight;
   stopped.trainer.default_local_dir = scratch / "stopped";
-  FakeHost first(prompts(), lucky_share);
+  FakeHost first(tiny_prompts(), lucky_share);
   first.stop_after = 2;
   EXPECT_TRUE(train(stopped, first).stopped_early);
-  FakeHost second(prompts(), lucky_share);
+  FakeHost second(tiny_prompts(), lucky_share);
   const TrainSummary resumed = train(stopped, second);
   EXPECT_EQ(resumed.first_step, 2);
   EXPECT_EQ(resumed.last_step, 4);
@@ -175,7 +156,7 @@ TEST(Train, SharingDoesNotChangeTheForward) {
     Config config = testing::tiny_config(model, scratch / mode);
     config.sharing.mode = mode;
     config.trainer.total_training_steps = 1;
-    FakeHost host(prompts(), lucky_share);
+    FakeHost host(tiny_prompts(), lucky_share);
     train(config, host);
     first_step.push_back(host.logged.at(1));
   }
@@ -190,7 +171,7 @@ TEST(Train, FailedScoresAreLeftOutAndTooManyStopTheRun) {
   const ScratchDir scratch("failed");
   Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
   config.trainer.total_training_steps = 1;
-  FakeHost some(prompts(), [](const Trajectory& trajectory) {
+  FakeHost some(tiny_prompts(), [](const Trajectory& trajectory) {
     Score score = lucky_share(trajectory);
     if (trajectory.index == 0 && trajectory.row < 2)
       score = {trajectory.row, 0, true, "timeout", 0.0, {}, {}};
@@ -200,7 +181,7 @@ TEST(Train, FailedScoresAreLeftOutAndTooManyStopTheRun) {
   EXPECT_EQ(some.logged.at(1).at("reward/failed"), 2.0);
 
   config.trainer.default_local_dir = scratch / "run2";
-  FakeHost most(prompts(), [](const Trajectory& trajectory) {
+  FakeHost most(tiny_prompts(), [](const Trajectory& trajectory) {
     return Score{trajectory.row, trajectory.index, true, "timeout", 0.0, {}, {}};
   });
   EXPECT_THROW(train(config, most), std::invalid_argument);
@@ -211,7 +192,7 @@ TEST(Train, CountsGroupsOfOneAndEpochsWithoutTheirIncompleteBatch) {
   Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
   config.trainer.total_training_steps = 3;
   config.num_train_rows = 2 * config.train_batch_size + 2;
-  FakeHost host(prompts(), [](const Trajectory& trajectory) {
+  FakeHost host(tiny_prompts(), [](const Trajectory& trajectory) {
     Score score = lucky_share(trajectory);
     score.failed = trajectory.row == 0 && trajectory.index > 0;
     return score;
@@ -226,19 +207,19 @@ TEST(Train, CountsGroupsOfOneAndEpochsWithoutTheirIncompleteBatch) {
 TEST(Train, AnOutageOfTheScorerLosesNoStep) {
   const ScratchDir scratch("outage");
   Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "straight");
-  FakeHost undisturbed(prompts(), lucky_share);
+  FakeHost undisturbed(tiny_prompts(), lucky_share);
   const TrainSummary whole = train(config, undisturbed);
 
   config.trainer.default_local_dir = scratch / "outage";
   int scored = 0;
-  FakeHost failing(prompts(), [&](const Trajectory& trajectory) {
+  FakeHost failing(tiny_prompts(), [&](const Trajectory& trajectory) {
     Score score = lucky_share(trajectory);
     score.failed = ++scored > 32;  // from the third step on
     return score;
   });
   EXPECT_THROW(train(config, failing), std::invalid_argument);
   EXPECT_TRUE(std::filesystem::exists(scratch / "outage/global_step_2"));
-  FakeHost repaired(prompts(), lucky_share);
+  FakeHost repaired(tiny_prompts(), lucky_share);
   const TrainSummary resumed = train(config, repaired);
   EXPECT_EQ(resumed.first_step, 2);
   expect_equal(masters(whole.checkpoint), masters(resumed.checkpoint));
@@ -248,7 +229,7 @@ TEST(Train, NonFiniteUpdatesAreSkippedAndCounted) {
   const ScratchDir scratch("nan");
   Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
   config.trainer.total_training_steps = 2;
-  FakeHost host(prompts(), [](const Trajectory& trajectory) {
+  FakeHost host(tiny_prompts(), [](const Trajectory& trajectory) {
     Score score = lucky_share(trajectory);
     // A finite reward whose advantage overflows the loss.
     score.value = trajectory.index == 0 ? 1e300 : 0.0;
@@ -272,7 +253,7 @@ TEST(Train, ValidatesAndSavesAtTheirFrequencies) {
   config.trainer.test_freq = 2;
   config.trainer.val_before_train = true;
   config.trainer.max_actor_ckpt_to_keep = 1;
-  FakeHost host(prompts(), lucky_share);
+  FakeHost host(tiny_prompts(), lucky_share);
   train(config, host);
   for (const int64_t step : {0, 2, 4}) {
     EXPECT_TRUE(host.logged.at(step).contains("val-core/reward/mean@1")) << step;
@@ -286,7 +267,7 @@ TEST(Train, WrongNamesFailBeforeAModelLoads) {
   const ScratchDir scratch("names");
   Config config = testing::tiny_config("no-such-model", scratch / "run");
   config.actor.policy_loss.loss_mode = "vanila";
-  FakeHost host(prompts(), lucky_share);
+  FakeHost host(tiny_prompts(), lucky_share);
   try {
     train(config, host);
     FAIL() << "an unknown loss was accepted";
@@ -304,7 +285,7 @@ TEST(Train, VerifiedSharingTakesTheSameStep) {
     Config config = testing::tiny_config(model, scratch / (verify ? "verified" : "plain"));
     config.trainer.total_training_steps = 3;
     config.sharing.verify = verify ? "every:2" : "off";
-    FakeHost host(prompts(), lucky_share);
+    FakeHost host(tiny_prompts(), lucky_share);
     weights[verify] = masters(train(config, host).checkpoint);
     const auto lines = std::count_if(host.said.begin(), host.said.end(), [](const auto& line) {
       return line.find("sharing.verify: gradients with and without sharing differ by") == 0;
@@ -326,7 +307,7 @@ TEST(Train, ObservedPassesTakeTheSameStep) {
     config.force_old_log_prob = true;
     config.algorithm.adv_estimator = "gae";
     config.sharing.observe = observe ? "layer" : "off";
-    FakeHost host(prompts(), lucky_share);
+    FakeHost host(tiny_prompts(), lucky_share);
     weights[observe] = masters(train(config, host).checkpoint);
     const auto count = [&](const std::string& part) {
       return std::count_if(host.said.begin(), host.said.end(), [&](const std::string& line) {

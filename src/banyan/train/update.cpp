@@ -120,7 +120,7 @@ Losses losses_of(const Config& config,
   // Entropies of the policy before the step come from the old-log-prob pass where there is one.
   losses.head = {.temperature = config.rollout.train.temperature,
                  .with_entropy = losses.options.entropy_coeff != 0.0 || batch.old_entropy.empty()};
-  if (is_whole(losses.options) && layout.ranks != nullptr && !layout.ranks->is_alone()) {
+  if (is_whole(losses.options) && !parallel::is_alone(layout.ranks)) {
     losses.whole = whole_loss(config,
                               batch,
                               mini_batch.samples,

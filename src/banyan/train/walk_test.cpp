@@ -13,6 +13,7 @@
 
 #include "banyan/core/rng.h"
 #include "banyan/models/test_models.h"
+#include "banyan/testing/one_thread.h"
 #include "banyan/testing/random_trie.h"
 
 namespace banyan::train {
@@ -35,16 +36,6 @@ std::unique_ptr<models::CausalLM> model_of(size_t which,
                               /*seed=*/7,
                               {.compute = options, .with_backward = true, .head = head});
 }
-
-// One thread while it lives: many small operators run faster so.
-class OneThread {
- public:
-  OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
-  ~OneThread() { at::set_num_threads(before_); }
-
- private:
-  int before_;
-};
 
 // What a walk gave.
 struct Outcome {
@@ -181,7 +172,7 @@ int32_t unique_tokens(const std::vector<Sample>& samples) {
 }
 
 TEST(Walk, GradientsOfCutPlansEqualDenseOnes) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   size_t which = 0;
   for (const testing::TrieCase& c : testing::trie_cases(5, kVocab)) {
     ++which;
@@ -205,7 +196,7 @@ TEST(Walk, GradientsOfCutPlansEqualDenseOnes) {
 }
 
 TEST(Walk, ForwardBitsDoNotDependOnTheCutAndRecomputingGivesTheBitsOfRetaining) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   size_t which = 0;
   for (const testing::TrieCase& c : testing::trie_cases(5, kVocab)) {
     if (++which % 2 == 0 && c.name != "toy") continue;
@@ -243,7 +234,7 @@ TEST(Walk, RepeatedRunsAndThreadCountsGiveEqualBits) {
 
 // Whatever the budget is and however a cut trunk is treated (A12 rule 6).
 TEST(Walk, LossAndGradientsDoNotDependOnTheBudget) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   size_t which = 0;
   for (const testing::TrieCase& c : testing::trie_cases(9, kVocab)) {
     const auto model = model_of(++which, kFp64);
@@ -311,7 +302,7 @@ TEST(Walk, ABudgetOfTheLongestPathBoundsTheMemory) {
 
 // A16 item 3: samples in another order (each keeps its uid) give the same bits.
 TEST(Walk, PermutedSamplesGiveEqualBits) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   for (const testing::TrieCase& c : testing::trie_cases(5, kVocab)) {
     if (c.name != "duplicates" && c.name != "mixed_0" && c.name != "masks_differ") continue;
     const auto model = model_of(2, kBf16);
@@ -330,7 +321,7 @@ TEST(Walk, PermutedSamplesGiveEqualBits) {
 }
 
 TEST(Walk, AMiniBatchScopeIsOneCallWhateverTheCut) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   for (const testing::TrieCase& c : testing::trie_cases(5, kVocab)) {
     if (c.name != "toy" && c.name != "masks_differ" && c.name != "empty_response") continue;
     const auto model = model_of(3, kFp64);
@@ -352,7 +343,7 @@ TEST(Walk, AMiniBatchScopeIsOneCallWhateverTheCut) {
 }
 
 TEST(Walk, ValuesOfAValueHeadAndTheirGradientsDoNotDependOnTheCut) {
-  const OneThread one_thread;
+  const testing::OneThread one_thread;
   for (const testing::TrieCase& c : testing::trie_cases(5, kVocab)) {
     if (c.name != "toy" && c.name != "depth_6") continue;
     const auto model = model_of(0, kFp64, models::HeadKind::kValue);

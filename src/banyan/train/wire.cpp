@@ -2,6 +2,9 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <utility>
+
 namespace banyan::train {
 
 void WireWriter::put(const at::Tensor& tensor) {
@@ -24,6 +27,12 @@ void WireReader::get(at::Tensor& tensor) {
   const auto count = static_cast<int64_t>(get_size(kind == 2 ? sizeof(double) : sizeof(float)));
   tensor = at::empty({count}, dtype);
   take(tensor.mutable_data_ptr(), static_cast<size_t>(count) * tensor.element_size());
+}
+
+void add_new(std::vector<std::string> lines, std::vector<std::string>& to) {
+  for (std::string& line : lines) {
+    if (std::find(to.begin(), to.end(), line) == to.end()) to.push_back(std::move(line));
+  }
 }
 
 void put_metrics(const algo::MetricMap& metrics, WireWriter& out) {

@@ -1,13 +1,17 @@
 // What ranks tell each other besides tensors: plain values one after the other, in the byte order
 // of the machine (the ranks of a run are alike). A reader that meets its end is a bug of ours.
+// A struct travels by the one list of its members, in banyan::train, that writes and reads it:
+//   template <typename Wire, Is<WeightSpan> T> void fields(Wire& wire, T& x) { wire(x.a, x.b); }
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <cstdint>
 #include <cstring>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "banyan/algo/metric.h"
@@ -15,12 +19,26 @@
 
 namespace banyan::train {
 
+template <typename T, typename Of>
+concept Is = std::same_as<std::remove_const_t<T>, Of>;
+
 class WireWriter {
  public:
+  template <typename... T>
+  void operator()(const T&... values) {
+    (put(values), ...);
+  }
   template <typename T>
   void put(const T& value) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof(T));
+    if constexpr (std::is_trivially_copyable_v<T>) {
+      bytes_.append(reinterpret_cast<const char*>(&value), sizeof(T));
+    } else {
+      fields(*this, value);
+    }
+  }
+  template <typename A, typename B>
+  void put(const std::pair<A, B>& both) {
+    (*this)(both.first, both.second);
   }
   void put(const std::string& text) {
     put(static_cast<int64_t>(text.size()));
@@ -48,10 +66,21 @@ class WireReader {
  public:
   explicit WireReader(const std::string& bytes) : bytes_(bytes) {}
 
+  template <typename... T>
+  void operator()(T&... values) {
+    (get(values), ...);
+  }
   template <typename T>
   void get(T& value) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    take(&value, sizeof(T));
+    if constexpr (std::is_trivially_copyable_v<T>) {
+      take(&value, sizeof(T));
+    } else {
+      fields(*this, value);
+    }
+  }
+  template <typename A, typename B>
+  void get(std::pair<A, B>& both) {
+    (*this)(both.first, both.second);
   }
   void get(std::string& text) {
     text.resize(get_size(1));
@@ -96,6 +125,9 @@ class WireReader {
   const std::string& bytes_;
   size_t at_ = 0;
 };
+
+// Lines of another rank that this one has not said.
+void add_new(std::vector<std::string> lines, std::vector<std::string>& to);
 
 // Metrics with their reductions.
 void put_metrics(const algo::MetricMap& metrics, WireWriter& out);
