@@ -1,47 +1,80 @@
 // mesh_groups: which process groups the shell creates.
 #include "ranks.h"
 
-#include <algorithm>
 #include <chrono>
+#include <map>
+#include <string>
 
 #include "banyan/core/error.h"
 #include "banyan/parallel/c10d_transport.h"
-#include "banyan/parallel/mesh.h"
 #include "convert.h"
 
 namespace banyan::bindings {
+namespace {
 
-parallel::Collectives data_parallel_from(const py::object& ranks) {
+std::map<std::string, int64_t*> sizes_of(parallel::MeshShape& shape) {
+  return {{"tp", &shape.tp},
+          {"cp", &shape.cp},
+          {"ep", &shape.ep},
+          {"pp", &shape.pp},
+          {"etp", &shape.etp},
+          {"shard", &shape.shard}};
+}
+
+}  // namespace
+
+parallel::MeshShape mesh_shape_from(const py::dict& sizes) {
+  parallel::MeshShape shape;
+  const std::map<std::string, int64_t*> fields = sizes_of(shape);
+  for (const auto& [name, size] : sizes) {
+    const auto field = fields.find(name.cast<std::string>());
+    BANYAN_CHECK(field != fields.end(),
+                 "[parallel] mesh: wanted tp, cp, ep, pp, etp or shard, got ",
+                 name.cast<std::string>());
+    *field->second = size.cast<int64_t>();
+  }
+  return shape;
+}
+
+py::dict to_dict(const parallel::MeshShape& shape) {
+  parallel::MeshShape copy = shape;
+  py::dict out;
+  for (const auto& [name, size] : sizes_of(copy)) out[name.c_str()] = *size;
+  return out;
+}
+
+parallel::Groups groups_from(const py::object& ranks) {
   if (ranks.is_none()) return {};
   const auto given = ranks.cast<py::dict>();
-  const auto rank = given["rank"].cast<int64_t>();
-  const parallel::Mesh mesh(given["world_size"].cast<int64_t>(), {});
-  const int64_t group = mesh.group_of(parallel::Axis::kDp, rank);
-  if (group < 0) return {};
-  const std::vector<int64_t>& members = mesh.groups()[group].ranks;
+  const parallel::Mesh mesh(given["world_size"].cast<int64_t>(),
+                            mesh_shape_from(given["mesh"].cast<py::dict>()));
   const auto names = given["groups"].cast<std::vector<std::string>>();
   BANYAN_ASSERT(names.size() == mesh.groups().size(), "groups: got ", names.size());
   const std::chrono::duration<double> deadline(given["deadline_s"].cast<double>());
-  return {parallel::axis_name(parallel::Axis::kDp),
-          members,
-          std::find(members.begin(), members.end(), rank) - members.begin(),
-          parallel::c10d_transport(
-              names[group], std::chrono::duration_cast<std::chrono::milliseconds>(deadline))};
+  return parallel::make_groups(mesh, given["rank"].cast<int64_t>(), [&](int64_t index) {
+    return parallel::c10d_transport(
+        names[index], std::chrono::duration_cast<std::chrono::milliseconds>(deadline));
+  });
+}
+
+parallel::Collectives data_parallel_from(const py::object& ranks) {
+  return groups_from(ranks).data;
 }
 
 void bind_ranks(py::module_& module) {
   module.def(
       "mesh_groups",
-      [](int64_t world_size) {
+      [](int64_t world_size, const py::kwargs& sizes) {
         std::vector<std::vector<int64_t>> groups;
-        const parallel::Mesh mesh(world_size, {});
+        const parallel::Mesh mesh(world_size, mesh_shape_from(sizes));
         for (const parallel::MeshGroup& group : mesh.groups()) {
           groups.push_back(group.ranks);
         }
         return groups;
       },
       py::arg("world_size"),
-      "Ranks of every process group of a run, in the order in which all processes create them.");
+      "Ranks of every process group of a run, in the order in which all processes create them. "
+      "Sizes of the axes (tp=2, ...) other than 1 are named.");
 }
 
 }  // namespace banyan::bindings

@@ -3,15 +3,22 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include "banyan/parallel/collectives.h"
+#include "banyan/parallel/groups.h"
 
 namespace banyan::bindings {
 
 namespace py = pybind11;
 
-// `ranks` = {"rank", "world_size", "groups": [name of each group of mesh_groups(), "" where this
-// process is no member], "deadline_s"}; None: this process alone. Groups are found by the names
-// that torch gave them.
+// `ranks` = {"rank", "world_size", "mesh": {axis: size}, "groups": [name of each group of
+// mesh_groups(), "" where this process is no member], "deadline_s"}; None: this process alone.
+// Groups are found by the names that torch gave them.
+parallel::Groups groups_from(const py::object& ranks);
+
+// The processes as ranks with different samples and nothing else.
 parallel::Collectives data_parallel_from(const py::object& ranks);
+
+// {"tp": 2, ...}: sizes of the axes; those that are not named are 1 ("shard" 0).
+parallel::MeshShape mesh_shape_from(const py::dict& sizes);
+py::dict to_dict(const parallel::MeshShape& shape);
 
 }  // namespace banyan::bindings

@@ -6,6 +6,7 @@
 #include "banyan/train/checks.h"
 #include "banyan/train/config_json.h"
 #include "banyan/train/critic.h"
+#include "banyan/train/parallel_keys.h"
 #include "banyan/train/trainer.h"
 #include "banyan/train/update.h"
 #include "convert.h"
@@ -89,11 +90,11 @@ py::dict run_train(const std::string& config_json,
       return std::make_unique<PythonGenerator>(generator, actor);
     };
   }
-  parallel::Collectives data_parallel = data_parallel_from(ranks);
+  parallel::Groups groups = groups_from(ranks);
   train::TrainSummary summary;
   {
     py::gil_scoped_release release;
-    summary = train::train(config, python_host, make_generator, &data_parallel);
+    summary = train::train(config, python_host, make_generator, &groups);
   }
   py::dict out;
   out["first_step"] = summary.first_step;
@@ -239,6 +240,13 @@ void bind_train(py::module_& module) {
              "Runs the training loop; `host` has the methods of core/host.h, `generator` those of "
              "python_generator.h (none: the built-in engine), `ranks` are those of ranks.h (none: "
              "this process alone).");
+  module.def(
+      "mesh_shape",
+      [](const std::string& config_json) {
+        return to_dict(train::mesh_shape(train::config_from_json(config_json)));
+      },
+      py::arg("config_json"),
+      "Sizes of the axes along which the processes of a run work together: {'tp': 1, ...}.");
   module.def(
       "total_steps",
       [](const std::string& config_json) {

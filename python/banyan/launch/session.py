@@ -15,7 +15,7 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -36,6 +36,28 @@ class Ranks:
     world_size: int = 1
     core: dict[str, Any] | None = None  # what banyan._C.train takes; None for one process
     local_size: int = 1  # processes on this machine
+    deadline_s: float = 600.0
+
+    def arranged(self, core: Any, **mesh: int) -> Ranks:
+        """The same processes in the groups of another mesh (tp=2, ...); all of them call this together."""
+        from torch import distributed
+
+        if self.world_size == 1:
+            return self
+        names = []
+        for members in core.mesh_groups(self.world_size, **mesh):
+            whole = len(members) == self.world_size
+            timeout = timedelta(seconds=self.deadline_s)
+            group = distributed.group.WORLD if whole else distributed.new_group(members, timeout)
+            names.append(group.group_name if self.rank in members else "")
+        handed = {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "mesh": mesh,
+            "groups": names,
+            "deadline_s": self.deadline_s,
+        }
+        return replace(self, core=handed)
 
     @property
     def is_first(self) -> bool:
@@ -49,6 +71,7 @@ def join(
     device: str,
     deadline_s: float = 600.0,
     tokens: Iterable[Any] = (),
+    mesh: dict[str, int] | None = None,
 ) -> Iterator[Ranks]:
     """The processes that the launcher started, until the block ends; one process pays nothing.
 
@@ -57,6 +80,7 @@ def join(
         configuration: JSON of all that must be equal on all ranks.
         deadline_s: Seconds that one collective may take.
         tokens: Token ids of the training rows, which must be equal too.
+        mesh: Sizes of the axes along which the processes work together; none: all share the samples.
 
     Raises:
         UserError: ranks whose configurations differ, before the first collective.
@@ -71,8 +95,9 @@ def join(
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         _compare(store, place, _all_that_must_agree(core, configuration, tokens))
-        ranks = _connect(core, store, place, device, deadline_s)
-        yield ranks
+        _connect(store, place, device, deadline_s)
+        ranks = Ranks(place.rank, place.world_size, None, place.local_size, deadline_s)
+        yield ranks.arranged(core, **(mesh or {}))
     except BaseException as error:
         told = _last_words(store, place, error)
         if told is error:
@@ -155,35 +180,20 @@ def _leaves(node: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from _leaves(value, f"{name}.{key}" if name else key)
 
 
-def _connect(
-    core: Any, store: Any, place: environment.Placement, device: str, deadline_s: float
-) -> Ranks:
-    """Creates the process groups of the mesh, all of them on every rank, in one order."""
+def _connect(store: Any, place: environment.Placement, device: str, deadline_s: float) -> None:
+    """The process group of all, in which those of the mesh are created."""
     import torch
     from torch import distributed
 
     if device != "cpu":
         getattr(torch, device).set_device(place.local_rank)
-    timeout = timedelta(seconds=deadline_s)
     distributed.init_process_group(
         _BACKENDS[device],
         store=distributed.PrefixStore("groups", store),
         rank=place.rank,
         world_size=place.world_size,
-        timeout=timeout,
+        timeout=timedelta(seconds=deadline_s),
     )
-    names = []
-    for members in core.mesh_groups(place.world_size):
-        whole = len(members) == place.world_size
-        group = distributed.group.WORLD if whole else distributed.new_group(members, timeout)
-        names.append(group.group_name if place.rank in members else "")
-    handed = {
-        "rank": place.rank,
-        "world_size": place.world_size,
-        "groups": names,
-        "deadline_s": deadline_s,
-    }
-    return Ranks(place.rank, place.world_size, handed, place.local_size)
 
 
 def _leave() -> None:

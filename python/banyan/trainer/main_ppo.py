@@ -89,7 +89,8 @@ def train(config: Resolved, inputs: run_inputs.Inputs, core: Any = None) -> int:
     settings = run_inputs.core_config(config, inputs)
     device, deadline_s = config["trainer.device"], config["actor_rollout_ref.nccl_timeout"]
     tokens = (prompt.tokens for prompt in inputs.train.prompts)
-    with session.join(core, settings, device, deadline_s, tokens) as ranks:
+    mesh = core.mesh_shape(settings)
+    with session.join(core, settings, device, deadline_s, tokens, mesh) as ranks:
         if ranks.core is not None and config["actor_rollout_ref.rollout.server_urls"]:
             raise UserError(
                 "actor_rollout_ref.rollout.server_urls: wanted none with several processes: each would send its weights"

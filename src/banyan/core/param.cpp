@@ -22,10 +22,20 @@ std::unordered_set<c10::StorageImpl*> unique(const std::vector<c10::StorageImpl*
 
 }  // namespace
 
-int64_t ParamTable::add(std::string name, at::Tensor master) {
+std::vector<int64_t> Cut::whole_shape(at::IntArrayRef own) const {
+  std::vector<int64_t> shape = own.vec();
+  if (!is_whole()) shape.at(dim) = whole;
+  return shape;
+}
+
+at::Tensor Cut::part_of(const at::Tensor& tensor, int64_t size) const {
+  return is_whole() ? tensor : tensor.narrow(dim, begin, size);
+}
+
+int64_t ParamTable::add(std::string name, at::Tensor master, Cut cut) {
   BANYAN_ASSERT(!contains(name), "parameter '", name, "' registered twice");
   BANYAN_ASSERT(master.is_contiguous(), "parameter '", name, "' is not contiguous");
-  params_.push_back(Param{std::move(name), std::move(master), {}});
+  params_.push_back(Param{std::move(name), std::move(master), {}, cut});
   return static_cast<int64_t>(params_.size()) - 1;
 }
 
@@ -127,6 +137,10 @@ std::vector<c10::StorageImpl*> ParamTable::grad_storages() const {
     if (seen.insert(storage_of(param.grad)).second) out.push_back(storage_of(param.grad));
   }
   return out;
+}
+
+void ParamTable::finish_grads() {
+  for (const auto& finish : finish_) finish();
 }
 
 void ParamTable::rest() {

@@ -16,18 +16,36 @@
 
 namespace banyan {
 
+// Where a master lies in the tensor that the HF file holds under its name: numbers
+// [begin, begin + master.size(dim)) of `whole` along `dim`. Over several ranks each may hold a
+// part.
+struct Cut {
+  int64_t dim = -1;  // -1: the master is the whole tensor
+  int64_t begin = 0;
+  int64_t whole = 0;
+
+  bool is_whole() const { return dim < 0; }
+  // The shape in the file of a master of this shape.
+  std::vector<int64_t> whole_shape(at::IntArrayRef own) const;
+  // The part of the whole tensor that a master of `size` along dim holds, as a view.
+  at::Tensor part_of(const at::Tensor& tensor, int64_t size) const;
+};
+
 struct Param {
   std::string name;  // HF name on disk: "model.layers.0.self_attn.q_proj.weight"
   at::Tensor
       master;  // fp32 (fp64 for a fp64 model), contiguous; may be a row range of a fused matrix
   at::Tensor grad;  // same shape and dtype, or undefined until ensure_grads(); gradients are added
                     // in place
+  Cut cut = {};
+  // Another rank of this copy of the model holds these numbers too and counts them in the norm.
+  bool is_copy = false;
 };
 
 class ParamTable {
  public:
   // Adds a parameter; throws [banyan bug] on a duplicate name. The index is stable.
-  int64_t add(std::string name, at::Tensor master);
+  int64_t add(std::string name, at::Tensor master, Cut cut = {});
   // Registers the function that rebuilds one compute form after masters changed and, if the form
   // has memory of its own, the one that shows the tensors that it is made of.
   using EachTensor = std::function<void(const std::function<void(at::Tensor&)>& visit)>;
@@ -44,6 +62,10 @@ class ParamTable {
 
   void ensure_grads();  // allocates zeroed gradients that are missing
   void zero_grads();
+  // What completes the gradients after the last backward of an update: sums of parts that lie on
+  // several ranks of one copy of the model. All of these ranks call it; nothing for one process.
+  void on_finish_grads(std::function<void()> finish) { finish_.push_back(std::move(finish)); }
+  void finish_grads();
   void repack();  // masters -> compute forms, in registration order
 
   // False between take_forms() and the next repack(): the model must not be run.
@@ -79,6 +101,7 @@ class ParamTable {
   bool has_masters_ = true;
   std::vector<std::function<void()>> allocate_;
   std::vector<std::function<void()>> rest_;
+  std::vector<std::function<void()>> finish_;
 };
 
 }  // namespace banyan

@@ -4,6 +4,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
@@ -42,7 +43,7 @@ void check_hidden(const at::Tensor& hidden,
 }
 
 // Token ids are looked at on the CPU only: elsewhere LibTorch's own check reports them.
-void check_tokens(const at::Tensor& token, int64_t vocabulary) {
+void check_tokens(const at::Tensor& token, int64_t vocabulary, bool is_part = false) {
   BANYAN_CHECK(token.dim() == 1 && token.scalar_type() == at::kInt && token.is_contiguous(),
                "[edge_logprob] token: wanted contiguous int32 [X], got ",
                token.scalar_type(),
@@ -51,7 +52,7 @@ void check_tokens(const at::Tensor& token, int64_t vocabulary) {
   if (!token.device().is_cpu()) return;
   const int32_t* values = token.const_data_ptr<int32_t>();
   for (int64_t x = 0; x < token.numel(); ++x) {
-    BANYAN_CHECK(values[x] >= 0 && values[x] < vocabulary,
+    BANYAN_CHECK(values[x] >= (is_part ? -1 : 0) && values[x] < vocabulary,
                  "[edge_logprob] token ",
                  x,
                  ": wanted an id in [0, ",
@@ -62,7 +63,7 @@ void check_tokens(const at::Tensor& token, int64_t vocabulary) {
 }
 
 void check_index(const EdgeIndex& index, int64_t rows, int64_t vocabulary) {
-  check_tokens(index.token, vocabulary);
+  check_tokens(index.token, vocabulary, index.is_part);
   const at::Tensor& offsets = index.row_offsets;
   BANYAN_CHECK(offsets.dim() == 1 && offsets.size(0) == rows + 1 &&
                    offsets.scalar_type() == at::kInt && offsets.is_contiguous(),
@@ -178,7 +179,8 @@ EdgeLogprob edge_logprob_forward(const at::Tensor& hidden,
     return aten::edge_logprob_forward(hidden, head, index, temperature, with_entropy);
   }
   const auto wide = hidden.options().dtype(at::kFloat);
-  EdgeLogprob out{.logprob = at::empty({index.token.numel()}, wide),
+  EdgeLogprob out{.logprob = index.is_part ? at::zeros({index.token.numel()}, wide)
+                                           : at::empty({index.token.numel()}, wide),
                   .lse = at::empty({hidden.size(0)}, wide),
                   .entropy = with_entropy ? at::empty({hidden.size(0)}, wide) : at::Tensor()};
   const at::Tensor rows = hidden.contiguous();

@@ -18,6 +18,9 @@ namespace banyan::ops {
 struct EdgeIndex {
   at::Tensor row_offsets;  // [R + 1] int32
   at::Tensor token;        // [X] int32
+  // The head holds a part of the vocabulary, and token -1 is one outside it: its logit counts as 0
+  // here, and its gradient reaches the probabilities alone (parallel/cut_head.h).
+  bool is_part = false;
 };
 
 struct EdgeLogprob {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -17,7 +18,7 @@
 #include <tuple>
 #include <vector>
 
-#include "banyan/parallel/collectives.h"
+#include "banyan/parallel/groups.h"
 
 namespace banyan::testing {
 
@@ -139,23 +140,20 @@ class ThreadTransport final : public parallel::Transport {
   int64_t rank_;
 };
 
-// Runs `body` once per rank, on threads of their own. A rank that throws lets the others go; the
-// first error by rank is thrown again.
-inline void run_ranks(int64_t size, const std::function<void(parallel::Collectives&)>& body) {
-  const auto table = std::make_shared<ThreadTable>(size);
-  std::vector<int64_t> ranks(size);
-  std::iota(ranks.begin(), ranks.end(), int64_t{0});
+// Runs `body` once per rank, on threads of their own. `leave` wakes whoever waits for a rank that
+// threw; the first error by rank is thrown again.
+inline void run_threads(int64_t size,
+                        const std::function<void(int64_t rank)>& body,
+                        const std::function<void()>& leave) {
   std::vector<std::exception_ptr> errors(size);
   std::vector<std::thread> threads;
   for (int64_t rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      parallel::Collectives group(
-          "dp", ranks, rank, std::make_shared<ThreadTransport>(table, rank));
       try {
-        body(group);
+        body(rank);
       } catch (...) {
         errors[rank] = std::current_exception();
-        table->leave();
+        leave();
       }
     });
   }
@@ -163,6 +161,45 @@ inline void run_ranks(int64_t size, const std::function<void(parallel::Collectiv
   for (const std::exception_ptr& error : errors) {
     if (error) std::rethrow_exception(error);
   }
+}
+
+// Ranks of one group, "dp".
+inline void run_ranks(int64_t size, const std::function<void(parallel::Collectives&)>& body) {
+  const auto table = std::make_shared<ThreadTable>(size);
+  std::vector<int64_t> ranks(size);
+  std::iota(ranks.begin(), ranks.end(), int64_t{0});
+  run_threads(
+      size,
+      [&](int64_t rank) {
+        parallel::Collectives group(
+            "dp", ranks, rank, std::make_shared<ThreadTransport>(table, rank));
+        body(group);
+      },
+      [&] { table->leave(); });
+}
+
+// Ranks in the groups of a mesh.
+inline void run_mesh(int64_t size,
+                     const parallel::MeshShape& shape,
+                     const std::function<void(parallel::Groups&)>& body) {
+  const parallel::Mesh mesh(size, shape);
+  std::vector<std::shared_ptr<ThreadTable>> tables;
+  for (const parallel::MeshGroup& group : mesh.groups()) {
+    tables.push_back(std::make_shared<ThreadTable>(static_cast<int64_t>(group.ranks.size())));
+  }
+  run_threads(
+      size,
+      [&](int64_t rank) {
+        parallel::Groups groups = parallel::make_groups(mesh, rank, [&](int64_t index) {
+          const std::vector<int64_t>& members = mesh.groups()[index].ranks;
+          const int64_t place = std::find(members.begin(), members.end(), rank) - members.begin();
+          return std::make_shared<ThreadTransport>(tables[index], place);
+        });
+        body(groups);
+      },
+      [&] {
+        for (const auto& table : tables) table->leave();
+      });
 }
 
 }  // namespace banyan::testing

@@ -88,8 +88,8 @@ void rank_metrics(const Config& config, const StepResult& result, Metrics& metri
   metrics["global_seqlen/minmax_diff"] = *high - *low;
   metrics["global_seqlen/balanced_min"] = *even_low;
   metrics["global_seqlen/balanced_max"] = *even_high;
-  for (const auto& [op, bytes] : result.sent_bytes) {
-    metrics["comm/dp/" + op + "_bytes"] = static_cast<double>(bytes);
+  for (const auto& [what, bytes] : result.sent_bytes) {
+    metrics["comm/" + what + "_bytes"] = static_cast<double>(bytes);
   }
   if (is_spread) {
     metrics["trie/dp_imbalance"] = imbalance / static_cast<double>(result.updates.size());

@@ -136,7 +136,8 @@ std::vector<Ended> run_on(int64_t size, const Config& config, int64_t stop_after
     FakeHost host(tiny_prompts(config.num_train_rows), vowels);
     host.stop_after = ranks.rank() == size - 1 ? stop_after : -1;
     Ended& mine = ended[ranks.rank()];
-    mine.summary = train(config, host, nullptr, &ranks);
+    parallel::Groups groups = parallel::data_parallel(ranks);
+    mine.summary = train(config, host, nullptr, &groups);
     mine.logged = host.logged;
     mine.trajectories = host.last_trajectories;
   });

@@ -61,8 +61,8 @@ StepResult run_step(StepContext& context, int64_t step) {
   const Config& config = context.config;
   StepResult out;
   Clock whole, stage;
-  std::map<std::string, parallel::Traffic> sent_before;
-  if (context.generation.ranks != nullptr) sent_before = context.generation.ranks->traffic();
+  std::map<std::string, int64_t> sent_before;
+  if (context.groups != nullptr) sent_before = parallel::sent_bytes(*context.groups);
 
   // 1. Prompts to scored trajectories, and the one decision on how all passes lay them out.
   SampledBatch sampled = sample_batch(context.generation, step, context.unfinished);
@@ -84,10 +84,13 @@ StepResult run_step(StepContext& context, int64_t step) {
                              limits,
                              samples_of(batch, valid_of(batch)));
   out.share = out.share && !context.sharing_failed;
-  if (context.generation.ranks != nullptr) {  // free memory and with it limits may differ
-    out.share = context.generation.ranks->broadcast_bytes(out.share ? "1" : "0", 0) == "1";
+  if (context.groups != nullptr) {  // free memory and with it limits may differ
+    out.share = context.groups->world.broadcast_bytes(out.share ? "1" : "0", 0) == "1";
   }
-  Layout layout{out.share, context.cost, context.observer, context.generation.ranks};
+  Layout layout{out.share,
+                context.cost,
+                context.observer,
+                context.groups != nullptr ? &context.groups->data : nullptr};
   const trie::PlanOptions scoring =
       plan_options(config.sharing, layout, limits, /*for_backward=*/false);
 
@@ -136,13 +139,13 @@ StepResult run_step(StepContext& context, int64_t step) {
     layout.share = layout.share && !context.sharing_failed;
   }
   out.update_peak_bytes = peak_resident_bytes();
-  if (layout.ranks != nullptr) {
-    out.num_ranks = layout.ranks->size();
-    for (const auto& [op, traffic] : layout.ranks->traffic()) {
-      out.sent_bytes[op] = traffic.bytes - sent_before[op].bytes;
+  if (context.groups != nullptr) {
+    out.num_ranks = context.groups->data.size();
+    for (const auto& [what, bytes] : parallel::sent_bytes(*context.groups)) {
+      out.sent_bytes[what] = bytes - sent_before[what];
     }
-    out.state_bytes = most(out.state_bytes, *layout.ranks);
-    out.update_peak_bytes = most(out.update_peak_bytes, *layout.ranks);
+    out.state_bytes = most(out.state_bytes, context.groups->world);
+    out.update_peak_bytes = most(out.update_peak_bytes, context.groups->world);
   }
   out.seconds.update_actor = stage.lap();
   out.seconds.step = whole.lap();

@@ -11,6 +11,7 @@
 #include "banyan/models/causal_lm.h"
 #include "banyan/optim/adamw.h"
 #include "banyan/optim/schedule.h"
+#include "banyan/parallel/groups.h"
 #include "banyan/train/advantage_stage.h"
 #include "banyan/train/critic.h"
 #include "banyan/train/layout.h"
@@ -48,8 +49,9 @@ struct StepContext {
   std::vector<UnfinishedGroup>& unfinished;  // of rollouts, from step to step
   SharingObserver* observer;                 // watches the passes; null: nobody
   VerifySchedule verify;
-  int64_t num_updates = 0;      // of this process, for `verify`
-  bool sharing_failed = false;  // verify found a difference: nothing is shared any more
+  parallel::Groups* groups = nullptr;  // null: one process
+  int64_t num_updates = 0;             // of this process, for `verify`
+  bool sharing_failed = false;         // verify found a difference: nothing is shared any more
 };
 
 struct StepResult {
@@ -70,7 +72,7 @@ struct StepResult {
   int64_t state_bytes = 0;        // resident when the update began, gradients and moments included
   int64_t update_peak_bytes = 0;  // highest resident bytes during the updates
   int64_t num_ranks = 1;          // data-parallel ranks; both figures above are their highest
-  std::map<std::string, int64_t> sent_bytes;  // from this rank, by collective operation
+  std::map<std::string, int64_t> sent_bytes;  // from this rank, by "group/operation"
 };
 
 // `step` counts from 1. A batch with more failed scores than banyan.reward.max_failed_frac allows,

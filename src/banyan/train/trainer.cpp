@@ -41,12 +41,13 @@ class Run {
   Run(const Config& config,
       Host& host,
       const GeneratorFactory& make_generator,
-      parallel::Collectives& ranks)
+      parallel::Groups& groups)
       : config_(config),
         host_(host),
-        ranks_(ranks),
+        groups_(groups),
+        ranks_(groups.world),
         observer_(config.sharing,
-                  RankInfo{.global_rank = ranks.rank()},
+                  RankInfo{.global_rank = groups.world.rank()},
                   [&host](const std::string& line) { host.say(line); }) {
     keep_freed_memory();
     at::set_num_threads(static_cast<int>(choose_threads(thread_facts())));
@@ -56,7 +57,7 @@ class Run {
     actor_ = models::load_model(config.model.path, {compute_options(config), true});
     actor_->set_recompute(actor_recompute(config));
     optimizer_ = std::make_unique<optim::AdamW>(
-        actor_->params(), adamw_options(config.actor.optim), &ranks_);
+        actor_->params(), adamw_options(config.actor.optim), &groups_.data);
     if (config.actor.use_kl_loss || config.algorithm.use_kl_in_reward) {
       reference_ = models::load_model(config.ref_model_path.value_or(config.model.path),
                                       {compute_options(config), false});
@@ -66,7 +67,7 @@ class Run {
     }
     if (wants_critic(config)) {
       std::vector<std::string> notes;
-      critic_ = std::make_unique<Critic>(config_, num_steps_, notes, &ranks_);
+      critic_ = std::make_unique<Critic>(config_, num_steps_, notes, &groups_.data);
       critic_notes_ = std::move(notes);
     }
     if (config.reward_model.enable) reward_model_ = std::make_unique<RewardModel>(config_);
@@ -101,7 +102,8 @@ class Run {
                         .cost = cost_,
                         .unfinished = unfinished_,
                         .observer = &observer_,
-                        .verify = verify_schedule(config_.sharing.verify)};
+                        .verify = verify_schedule(config_.sharing.verify),
+                        .groups = ranks_.is_alone() ? nullptr : &groups_};
     while (step_ < num_steps_) {
       if (ranks_.any(host_.should_stop())) {
         summary_.stopped_early = true;
@@ -308,7 +310,8 @@ class Run {
 
   Config config_;  // with the token budgets that were chosen
   Host& host_;
-  parallel::Collectives& ranks_;
+  parallel::Groups& groups_;
+  parallel::Collectives& ranks_;  // all of them
   SharingObserver observer_;
   int64_t num_steps_ = 0;
   int64_t step_ = 0;
@@ -337,9 +340,9 @@ class Run {
 TrainSummary train(const Config& config,
                    Host& host,
                    const GeneratorFactory& make_generator,
-                   parallel::Collectives* ranks) {
-  parallel::Collectives alone;
-  return Run(config, host, make_generator, ranks != nullptr ? *ranks : alone).run();
+                   parallel::Groups* groups) {
+  parallel::Groups alone;
+  return Run(config, host, make_generator, groups != nullptr ? *groups : alone).run();
 }
 
 }  // namespace banyan::train

@@ -9,7 +9,7 @@
 #include "banyan/core/config.h"
 #include "banyan/core/host.h"
 #include "banyan/models/causal_lm.h"
-#include "banyan/parallel/collectives.h"
+#include "banyan/parallel/groups.h"
 #include "banyan/rollout/generator.h"
 
 namespace banyan::train {
@@ -28,13 +28,13 @@ using GeneratorFactory =
 // Throws [config] for a bad value and FileError for a bad model or checkpoint before anything is
 // computed. Without `make_generator` the built-in engine generates.
 //
-// `ranks`: the processes that train together, each with a copy of the weights (train/exchange.h);
-// null: this one alone. Each calls train with the same configuration and a host that gives the same
-// rows. The first writes checkpoints, and what is logged is the same on all. Throws
-// parallel::RankError when another is gone or late.
+// `groups`: the processes that train together, in groups that share the samples (train/exchange.h)
+// or the weights (parallel/tensor_parallel.h); null: this one alone. Each calls train with the same
+// configuration and a host that gives the same rows. The first writes checkpoints, and what is
+// logged is the same on all. Throws parallel::RankError when another is gone or late.
 TrainSummary train(const Config& config,
                    Host& host,
                    const GeneratorFactory& make_generator = nullptr,
-                   parallel::Collectives* ranks = nullptr);
+                   parallel::Groups* groups = nullptr);
 
 }  // namespace banyan::train

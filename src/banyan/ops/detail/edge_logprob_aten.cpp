@@ -29,8 +29,9 @@ struct Chunk {
   int64_t rows = 0;
   int64_t first_edge = 0;
   int64_t edges = 0;
-  at::Tensor row;    // [edges] int64, from 0 in the chunk
-  at::Tensor place;  // [edges] int64
+  at::Tensor row;      // [edges] int64, from 0 in the chunk
+  at::Tensor place;    // [edges] int64; 0 for an edge that is not here
+  at::Tensor is_here;  // [edges] 1 or 0, or undefined: all are
 };
 
 std::vector<Chunk> chunks(const EdgeIndex& index, int64_t vocabulary) {
@@ -48,9 +49,13 @@ std::vector<Chunk> chunks(const EdgeIndex& index, int64_t vocabulary) {
     chunk.edges = offset[first + chunk.rows] - chunk.first_edge;
     chunk.row = at::repeat_interleave(counts.slice(0, first, first + chunk.rows),
                                       std::optional<int64_t>(chunk.edges));
-    chunk.place =
-        chunk.row * vocabulary +
+    const at::Tensor token =
         index.token.slice(0, chunk.first_edge, chunk.first_edge + chunk.edges).to(at::kLong);
+    chunk.place = chunk.row * vocabulary + token;
+    if (index.is_part) {
+      chunk.is_here = token.ge(0);
+      chunk.place.mul_(chunk.is_here);
+    }
     out.push_back(chunk);
   }
   return out;
@@ -82,8 +87,9 @@ EdgeLogprob edge_logprob_forward(const at::Tensor& hidden,
     const at::Tensor s = at::linear(rows_of(hidden, chunk).to(dtype), weight) / temperature;
     const at::Tensor lse = at::logsumexp(s, {1});
     rows_of(out.lse, chunk).copy_(lse);
-    edges_of(out.logprob, chunk)
-        .copy_(s.reshape({-1}).index_select(0, chunk.place) - lse.index_select(0, chunk.row));
+    at::Tensor chosen = s.reshape({-1}).index_select(0, chunk.place);
+    if (chunk.is_here.defined()) chosen.mul_(chunk.is_here);
+    edges_of(out.logprob, chunk).copy_(chosen - lse.index_select(0, chunk.row));
     if (with_entropy) {
       const at::Tensor log_p = s - lse.unsqueeze(1);
       rows_of(out.entropy, chunk).copy_((log_p.exp() * log_p).sum(1).neg());
@@ -118,7 +124,9 @@ at::Tensor edge_logprob_backward(const at::Tensor& hidden,
       scale = scale - rows_of(grad_entropy, chunk).unsqueeze(1) * (log_p + entropy);
     }
     at::Tensor dz = log_p.exp() * scale;
-    if (g.defined()) dz.view({-1}).index_add_(0, chunk.place, g);
+    if (g.defined()) {
+      dz.view({-1}).index_add_(0, chunk.place, chunk.is_here.defined() ? g * chunk.is_here : g);
+    }
     dz.div_(temperature);
     rows_of(grad_hidden, chunk).copy_(at::mm(dz, weight));
     grad_head.addmm_(dz.t(), h);
