@@ -30,6 +30,14 @@ void Team::wait_while(const std::atomic<uint32_t>& word, uint32_t old) {
   while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
 }
 
+// The store is sequentially consistent and not merely a release: notify_all first looks whether
+// anybody sleeps, and a store that it could overtake would leave who goes to sleep meanwhile there
+// for good.
+void Team::announce(std::atomic<uint32_t>& word, uint32_t value) {
+  word.store(value, std::memory_order_seq_cst);
+  word.notify_all();
+}
+
 bool Team::runs_at_once() {
   static const bool openmp =
       at::get_parallel_info().find("parallel backend: OpenMP") != std::string::npos;
@@ -40,8 +48,7 @@ int64_t Team::join(int64_t count, int64_t wanted) {
   const int64_t rank = joined_.fetch_add(1);
   if (handed_out_.fetch_add(count) + count == wanted) {
     size_ = joined_.load();
-    complete_.store(1, std::memory_order_release);
-    complete_.notify_all();
+    announce(complete_, 1);
   } else {
     wait_while(complete_, 0);
   }
@@ -60,8 +67,7 @@ void Team::Member::barrier() {
   if (!team_.failed_.load()) {
     if (team_.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == team_.size_) {
       team_.arrived_.store(0, std::memory_order_relaxed);
-      team_.round_.store(round + 1, std::memory_order_release);
-      team_.round_.notify_all();
+      announce(team_.round_, round + 1);
     } else {
       wait_while(team_.round_, round);
     }

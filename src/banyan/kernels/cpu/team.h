@@ -68,6 +68,8 @@ class Team {
   void fail();
   // Spins, yields, then sleeps while `word` is `old`.
   static void wait_while(const std::atomic<uint32_t>& word, uint32_t old);
+  // word <- value, and all who wait for it go on.
+  static void announce(std::atomic<uint32_t>& word, uint32_t value);
 
   alignas(64) std::atomic<int64_t> handed_out_{0};
   std::atomic<int64_t> joined_{0};
