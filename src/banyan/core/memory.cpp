@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <malloc.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,6 +48,13 @@ int64_t resident_bytes_of(const void* data, size_t num_bytes) {
   }
   close(map);
   return num_present * static_cast<int64_t>(page);
+}
+
+void discard(void* data, size_t num_bytes) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + num_bytes) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
 int64_t peak_resident_bytes() { return status_bytes("VmHWM:"); }

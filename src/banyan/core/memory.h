@@ -13,6 +13,11 @@ int64_t resident_bytes();
 // mapped any more. 0 where /proc is missing.
 int64_t resident_bytes_of(const void* data, size_t num_bytes);
 
+// Gives the whole pages of [data, data + num_bytes) back to the kernel, ahead of the allocator,
+// which may keep what is freed. Nobody may want their values any more: they are zeros, or those of
+// the file behind them. The pages at the ends stay, and so do pages that are locked.
+void discard(void* data, size_t num_bytes);
+
 // Highest resident bytes since the process started or since the last reset.
 int64_t peak_resident_bytes();
 

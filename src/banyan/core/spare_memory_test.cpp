@@ -34,6 +34,21 @@ bool all_are(const SpareMemory& memory, int value) {
   });
 }
 
+TEST(Memory, DiscardGivesWholePagesBackAndLeavesTheEnds) {
+  constexpr size_t kPage = 4096;
+  const auto memory = SpareMemory::anonymous(kBytes);
+  std::memset(memory->data(), 7, kBytes);
+  discard(memory->data() + 1, kBytes - 2);
+  if (resident_bytes() > 0) {  // there is a /proc
+    EXPECT_EQ(resident_bytes_of(memory->data(), kBytes), static_cast<int64_t>(2 * kPage));
+  }
+  EXPECT_EQ(memory->data()[kPage - 1], std::byte{7});
+  EXPECT_EQ(memory->data()[kPage], std::byte{0});
+  EXPECT_EQ(memory->data()[kBytes - kPage], std::byte{7});
+  discard(memory->data(), 10);
+  EXPECT_EQ(memory->data()[0], std::byte{7});
+}
+
 TEST(SpareMemory, AFileKeepsTheValuesWhileThePagesAreGone) {
   const Folder folder;
   const auto memory = SpareMemory::in_file(folder.path() + "/new/sub", kBytes);
