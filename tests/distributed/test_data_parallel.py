@@ -257,3 +257,25 @@ def rank_process(launcher: int, rank: int) -> int:
         except (OSError, ValueError):
             continue
     raise AssertionError(f"no process of rank {rank} below {launcher}")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the package ray is missing")
+def test_ray_places_the_same_processes(tmp_path, arguments):
+    folders = {launcher: tmp_path / launcher for launcher in ("torchrun", "ray")}
+    there = {name: f"trainer.default_local_dir={folder}" for name, folder in folders.items()}
+    both = run(torchrun(2, *MAIN, *arguments, there["torchrun"]))
+    assert both.returncode == 0, both.stdout
+    launch = [sys.executable, "-m", "banyan.cli.main", "launch", "--ray", "local"]
+    placed = run([*launch, "--", "train", *arguments, "trainer.n_gpus_per_node=2", there["ray"]])
+    assert placed.returncode == 0, placed.stdout
+    assert "step 3" in placed.stdout
+    assert numbers(folders["ray"]) == numbers(folders["torchrun"])
+    weights = [folder / "global_step_3/model.safetensors" for folder in folders.values()]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+    # A rank that fails ends the others, and its words are shown.
+    bad = "actor_rollout_ref.rollout.name=nobody"
+    failed = run([*launch, "--ranks", "2", "--", "train", *arguments, bad, there["ray"]])
+    assert failed.returncode == 2, failed.stdout
+    assert "actor_rollout_ref.rollout.name" in failed.stdout

@@ -22,6 +22,7 @@ VERBS = {
         "banyan.trainer.reward_model_trainer",
         "train a reward model on preferences (Bradley-Terry)",
     ),
+    "launch": ("banyan.cli.launch", "place the processes of a run on a Ray cluster"),
     "generate": ("banyan.cli.generate", "generate responses to prompts"),
     "eval": ("banyan.cli.evaluate", "accuracy of a model on a data file, sampled and greedy"),
     "score": ("banyan.cli.score", "log-probability and entropy of every token of given texts"),
