@@ -36,15 +36,21 @@ int64_t ParamTable::add(std::string name, at::Tensor master, Cut cut) {
   BANYAN_ASSERT(!contains(name), "parameter '", name, "' registered twice");
   BANYAN_ASSERT(master.is_contiguous(), "parameter '", name, "' is not contiguous");
   params_.push_back(Param{std::move(name), std::move(master), {}, cut});
+  params_.back().unit = unit_;
   return static_cast<int64_t>(params_.size()) - 1;
 }
 
+void ParamTable::set_unit(int64_t unit) {
+  unit_ = unit;
+  num_units_ = std::max(num_units_, unit + 1);
+}
+
 void ParamTable::on_repack(std::function<void()> repack, EachTensor tensors) {
-  forms_.push_back({std::move(repack), std::move(tensors)});
+  forms_.push_back({std::move(repack), std::move(tensors), unit_});
 }
 
 void ParamTable::on_ensure_grads(std::function<void()> allocate) {
-  allocate_.push_back(std::move(allocate));
+  allocate_.emplace_back(unit_, std::move(allocate));
 }
 
 Param& ParamTable::at(const std::string& name) {
@@ -69,13 +75,20 @@ int64_t ParamTable::num_elements() const {
 }
 
 void ParamTable::ensure_grads() {
-  for (const auto& allocate : allocate_) allocate();
+  for (int64_t unit = 0; unit < num_units_; ++unit) ensure_unit_grads(unit);
+}
+
+void ParamTable::ensure_unit_grads(int64_t unit) {
+  for (const auto& [of, allocate] : allocate_) {
+    if (of == unit) allocate();
+  }
   for (Param& param : params_) {
-    if (!param.grad.defined()) param.grad = at::zeros_like(param.master);
+    if (param.unit == unit && !param.grad.defined()) param.grad = at::zeros_like(param.master);
   }
 }
 
 void ParamTable::zero_grads() {
+  if (keeper_ != nullptr) return keeper_->parts().zero_grads();
   const profile::Scope timed("zero gradients",
                              [&] { return profile::Work{.bytes = 4 * num_elements()}; });
   for (Param& param : params_) {
@@ -84,12 +97,26 @@ void ParamTable::zero_grads() {
 }
 
 void ParamTable::repack() {
+  if (keeper_ != nullptr) return keeper_->changed();
   // A master is read; up to two bf16 forms are written.
   const profile::Scope timed("repack weights",
                              [&] { return profile::Work{.bytes = 8 * num_elements()}; });
   BANYAN_ASSERT(has_masters_, "repack without masters");
   for (const Form& form : forms_) form.repack();
   has_forms_ = true;
+}
+
+void ParamTable::repack_unit(int64_t unit) {
+  for (const Form& form : forms_) {
+    if (form.unit == unit) form.repack();
+  }
+}
+
+void ParamTable::drop_forms(int64_t unit) {
+  for (const Form& form : forms_) {
+    if (form.unit == unit && form.tensors)
+      form.tensors([](at::Tensor& tensor) { tensor = at::Tensor(); });
+  }
 }
 
 // A form may be the master itself.
@@ -144,6 +171,7 @@ void ParamTable::finish_grads() {
 }
 
 void ParamTable::rest() {
+  if (keeper_ != nullptr) return keeper_->parts().rest();
   for (const auto& rest : rest_) rest();
 }
 

@@ -12,7 +12,10 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "banyan/core/param_keeper.h"
 
 namespace banyan {
 
@@ -40,6 +43,8 @@ struct Param {
   Cut cut = {};
   // Another rank of this copy of the model holds these numbers too and counts them in the norm.
   bool is_copy = false;
+  int64_t unit = 0;      // weights that are used together (ParamTable::set_unit)
+  bool is_form = false;  // the model computes with the master itself
 };
 
 class ParamTable {
@@ -53,6 +58,10 @@ class ParamTable {
   // Registers the function that lends a gradient buffer to one or more params (fused matrices).
   void on_ensure_grads(std::function<void()> allocate);
 
+  // What is added and registered from now on belongs to `unit`: a layer, or 0, the root.
+  void set_unit(int64_t unit);
+  int64_t num_units() const { return num_units_; }
+
   std::vector<Param>& params() { return params_; }
   const std::vector<Param>& params() const { return params_; }
   // Throws [param] with the nearest facts if `name` is unknown.
@@ -61,12 +70,29 @@ class ParamTable {
   int64_t num_elements() const;
 
   void ensure_grads();  // allocates zeroed gradients that are missing
+  void ensure_unit_grads(int64_t unit);
   void zero_grads();
   // What completes the gradients after the last backward of an update: sums of parts that lie on
   // several ranks of one copy of the model. All of these ranks call it; nothing for one process.
   void on_finish_grads(std::function<void()> finish) { finish_.push_back(std::move(finish)); }
   void finish_grads();
   void repack();  // masters -> compute forms, in registration order
+  void repack_unit(int64_t unit);
+  // Forms that have memory of their own lose it until the unit's next repack.
+  void drop_forms(int64_t unit);
+
+  // Set while masters and gradients are there only between enter() and leave(); borrowed.
+  // zero_grads and rest are then those of its parts, repack tells it that they have changed.
+  void set_keeper(ParamKeeper* keeper) { keeper_ = keeper; }
+  ParamKeeper* keeper() const { return keeper_; }
+  void enter(int64_t unit) {
+    if (keeper_ != nullptr) keeper_->enter(unit);
+  }
+  void leave(int64_t unit) {
+    if (keeper_ != nullptr) keeper_->leave(unit);
+  }
+  // What the optimizer moves: this table, or the keeper's parts.
+  ParamTable& owned() { return keeper_ != nullptr ? keeper_->parts() : *this; }
 
   // False between take_forms() and the next repack(): the model must not be run.
   bool has_forms() const { return has_forms_; }
@@ -94,12 +120,16 @@ class ParamTable {
   struct Form {
     std::function<void()> repack;
     EachTensor tensors;
+    int64_t unit = 0;
   };
   std::vector<Param> params_;
   std::vector<Form> forms_;
+  int64_t unit_ = 0;
+  int64_t num_units_ = 1;
+  ParamKeeper* keeper_ = nullptr;
   bool has_forms_ = true;
   bool has_masters_ = true;
-  std::vector<std::function<void()>> allocate_;
+  std::vector<std::pair<int64_t, std::function<void()>>> allocate_;  // with its unit
   std::vector<std::function<void()>> rest_;
   std::vector<std::function<void()>> finish_;
 };

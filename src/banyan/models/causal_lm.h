@@ -78,6 +78,10 @@ class CausalLM {
                         const at::Tensor& grad_hidden,
                         AttentionContext& attention) = 0;
 
+  // Units of params() that a forward or backward of this model uses, in order
+  // (core/param_keeper.h).
+  virtual std::vector<UnitUse> unit_uses(Pass /*pass*/) const { return {}; }
+
   // One of the two heads is there; gradients after params().ensure_grads().
   virtual HeadKind head_kind() const = 0;
   virtual const ops::LinearWeight& head() const = 0;  // [V, E]; the embedding if tied

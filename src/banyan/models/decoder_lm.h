@@ -32,6 +32,8 @@ class DecoderLM final : public CausalLM {
                 const at::Tensor& grad_hidden,
                 AttentionContext& attention) override;
 
+  std::vector<UnitUse> unit_uses(Pass pass) const override { return decoder_->unit_uses(pass); }
+
   HeadKind head_kind() const override { return head_kind_; }
   const ops::LinearWeight& head() const override { return decoder_->head().compute(); }
   at::Tensor& head_grad() override { return decoder_->head().grad(); }

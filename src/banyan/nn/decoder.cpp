@@ -10,7 +10,8 @@ Decoder::Decoder(ParamTable& table,
                  const DecoderOptions& shape,
                  const ComputeOptions& options,
                  bool with_backward)
-    : shape_(shape),
+    : table_(table),
+      shape_(shape),
       options_(options),
       rope_(shape.rope, shape.head_dim, shape.max_positions, options),
       embedding_(table,
@@ -21,9 +22,11 @@ Decoder::Decoder(ParamTable& table,
       norm_(table, {{"model.norm.weight", shape.hidden}}, options) {
   for (int64_t i = 0; i < shape.layers; ++i) {
     const std::string prefix = "model.layers." + std::to_string(i) + ".";
+    table.set_unit(1 + i);
     layers_.emplace_back(new Layer{Attention(table, prefix, shape, options, with_backward),
                                    Mlp(table, prefix, shape, options, with_backward)});
   }
+  table.set_unit(0);
   if (shape.head == HeadKind::kValue) {
     value_head_ = std::make_unique<ValueHead>(table, shape.hidden, shape.value_bias, options);
   } else if (!shape.tied) {
@@ -83,14 +86,36 @@ at::Tensor Decoder::forward(const at::Tensor& ids,
     if (saved && unit == layer) saved->layers[i].attention.x = x;
     Saved::Layer* kept = saved && unit < 0 ? &saved->layers[i] : nullptr;
     const LayerContext context{layer, positions, rope_, attention};
+    table_.enter(1 + layer);
     x = layers_[i]->attention.forward(context, x, kept ? &kept->attention : nullptr);
     if (kept && recompute_.drops_core_attn())
       kept->attention.out = kept->attention.lse = at::Tensor();
     x = layers_[i]->mlp.forward(x, kept ? &kept->mlp : nullptr);
+    table_.leave(1 + layer);
     if (kept && recompute_.drops_mlp()) kept->mlp.gate_up = at::Tensor();
   }
   if (saved) saved->x = x;
   return ops::rms_norm_forward(x, norm_.compute(), shape_.norm_eps, options_);
+}
+
+// The last layer of a unit runs again right before its backward, under one use.
+std::vector<UnitUse> Decoder::unit_uses(Pass pass) const {
+  std::vector<UnitUse> uses;
+  const auto layers = static_cast<int64_t>(layers_.size());
+  if (pass == Pass::kForward) {
+    for (int64_t i = 0; i < layers; ++i) uses.push_back({1 + i, false});
+    return uses;
+  }
+  int64_t made = layers;  // layers from here on have what their backward needs
+  for (int64_t i = layers; i-- > 0;) {
+    const int64_t unit = recompute_.unit_of(i);
+    if (unit >= 0 && i < made) {
+      for (int64_t j = unit; j < i; ++j) uses.push_back({1 + j, false});
+      made = unit;
+    }
+    uses.push_back({1 + i, true});
+  }
+  return uses;
 }
 
 void Decoder::run_again(int64_t first, int64_t end, Saved& saved, AttentionContext& attention) {
@@ -99,9 +124,11 @@ void Decoder::run_again(int64_t first, int64_t end, Saved& saved, AttentionConte
   for (int64_t i = first; i < end; ++i) {
     const LayerContext context{i, saved.positions, rope_, attention};
     Saved::Layer& kept = saved.layers[i];
+    table_.enter(1 + i);
     x = layers_[i]->attention.forward(context, x, &kept.attention);
     if (i + 1 < end) {
       x = layers_[i]->mlp.forward(x, &kept.mlp);
+      table_.leave(1 + i);
     } else {
       kept.mlp.x = x;  // the unit's output is not wanted: its backward makes gate and up
     }
@@ -118,10 +145,13 @@ void Decoder::backward(Saved saved, const at::Tensor& grad_hidden, AttentionCont
     const int64_t unit = recompute_.unit_of(static_cast<int64_t>(i));
     if (unit >= 0 && !saved.layers[i].mlp.x.defined()) {
       run_again(unit, static_cast<int64_t>(i) + 1, saved, attention);
+    } else {
+      table_.enter(1 + static_cast<int64_t>(i));
     }
     const LayerContext context{static_cast<int64_t>(i), saved.positions, rope_, attention};
     dx = layers_[i]->mlp.backward(dx, std::move(saved.layers[i].mlp));
     dx = layers_[i]->attention.backward(context, dx, std::move(saved.layers[i].attention));
+    table_.leave(1 + static_cast<int64_t>(i));
   }
   ops::embedding_backward(dx, saved.ids, embedding_.grad());
 }

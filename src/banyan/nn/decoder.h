@@ -63,6 +63,10 @@ class Decoder {
   // allocated.
   at::Tensor infer(ops::KvPool& pool, const ops::PagedBatch& batch);
 
+  // Units of the parameter table: layer i is unit 1 + i, the rest is the root. Their uses in a
+  // pass, in order.
+  std::vector<UnitUse> unit_uses(Pass pass) const;
+
   // Adds every parameter's gradient, the head's own rows excepted. Needs ParamTable::ensure_grads.
   void backward(Saved saved, const at::Tensor& grad_hidden, AttentionContext& attention);
 
@@ -75,9 +79,11 @@ class Decoder {
     Attention attention;
     Mlp mlp;
   };
-  // Runs the layers [first, end) of a unit again and fills in what their backward needs.
+  // Runs the layers [first, end) of a unit again and fills in what their backward needs. The last
+  // one's weights stay for that.
   void run_again(int64_t first, int64_t end, Saved& saved, AttentionContext& attention);
 
+  ParamTable& table_;
   DecoderOptions shape_;
   ComputeOptions options_;
   Recompute recompute_;

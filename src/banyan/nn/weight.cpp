@@ -45,6 +45,10 @@ void add_params(ParamTable& table,
   });
 }
 
+void mark_forms(ParamTable& table, size_t first, bool is_form) {
+  for (size_t i = first; i < table.params().size(); ++i) table.params()[i].is_form = is_form;
+}
+
 }  // namespace
 
 Weight::Weight(ParamTable& table,
@@ -57,7 +61,9 @@ Weight::Weight(ParamTable& table,
   master_ = zero_master({out, in}, options);
   compute_.out = out;
   compute_.in = in;
+  const size_t first = table.params().size();
   add_params(table, parts, [](const Part& part) { return part.out; }, master_, grad_);
+  mark_forms(table, first, !is_native(options) && master_.scalar_type() == options.dtype);
   table.on_repack(
       [this, options, with_backward] {
         ops::pack_weight(master_, options, with_backward, compute_);
@@ -82,7 +88,9 @@ Vector::Vector(ParamTable& table, std::vector<Part> parts, const ComputeOptions&
   int64_t size = 0;
   for (const Part& part : parts) size += part.size;
   master_ = zero_master({size}, options);
+  const size_t first = table.params().size();
   add_params(table, parts, [](const Part& part) { return part.size; }, master_, grad_);
+  mark_forms(table, first, master_.scalar_type() == options.dtype);
   if (master_.scalar_type() == options.dtype) {
     compute_ = master_;
     return;

@@ -113,13 +113,14 @@ void AdamW::reduce_gradients() {
 }
 
 double AdamW::grad_norm() {
-  if (!is_sharded()) return optim::grad_norm(params_);
+  parallel::Collectives* ranks = is_sharded() ? ranks_ : norm_ranks_;
+  if (parallel::is_alone(ranks)) return optim::grad_norm(params_);
   double own = 0.0;
   for (const parallel::Range& range : own_) {
     own += sum_of_squares(parallel::view_of(params_.params()[range.tensor].grad, range));
   }
   double total = 0.0;
-  for (const double part : ranks_->all_gather_number(own)) total += part;
+  for (const double part : ranks->all_gather_number(own)) total += part;
   return std::sqrt(total);
 }
 

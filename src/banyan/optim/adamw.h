@@ -36,6 +36,9 @@ class AdamW {
   AdamW(ParamTable& params, const AdamWOptions& options, parallel::Collectives* ranks = nullptr);
 
   bool is_sharded() const { return ranks_ != nullptr; }
+  // For parameters that are one rank's part of a model (parallel/fsdp.h): the norm is that of the
+  // parts of all these ranks; whoever has the parts has summed their gradients.
+  void norm_over(parallel::Collectives* ranks) { norm_ranks_ = ranks; }
   // (all) Gradients of own numbers <- their sums over the ranks. Nothing for one process.
   void reduce_gradients();
   // (all) Global L2 norm; of reduced gradients over several ranks.
@@ -64,6 +67,7 @@ class AdamW {
  private:
   ParamTable& params_;
   parallel::Collectives* ranks_ = nullptr;
+  parallel::Collectives* norm_ranks_ = nullptr;
   parallel::FlatSlices slices_;
   std::vector<parallel::Range> own_;  // what this rank steps; one process: every parameter
   AdamWOptions options_;

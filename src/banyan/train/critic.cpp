@@ -149,6 +149,8 @@ CriticUpdate accumulate_value_gradients(const Config& config,
         },
         watching);
     finish_pass(layout.observer);
+  } else if (model.params().keeper() != nullptr) {
+    walk(model, plan, {}, LossScope::kSample, /*loss=*/nullptr);
   }
   if (layout.ranks != nullptr) {
     const std::vector<double> sums =

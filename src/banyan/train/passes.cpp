@@ -19,7 +19,10 @@ BatchScores score_batch(const Batch& batch,
                         SharingObserver* observer) {
   const std::vector<int64_t> which = valid_of(batch);
   const int64_t size = batch.size();
-  if (which.empty()) return {TokenLists(size), {}, {}};
+  if (which.empty()) {
+    if (model.params().keeper() != nullptr) score_samples(model, trie::Plan{}, head);
+    return {TokenLists(size), {}, {}};
+  }
   const std::vector<Sample> samples = samples_of(batch, which);
   const trie::Plan plan = trie::plan(samples, options);
   PassObserver* watching = prepare_pass(observer,

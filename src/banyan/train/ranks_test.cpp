@@ -11,6 +11,7 @@
 #include <set>
 
 #include "banyan/testing/fake_host.h"
+#include "banyan/testing/five_groups.h"
 #include "banyan/testing/thread_transport.h"
 #include "banyan/testing/tiny_run.h"
 #include "banyan/train/apply_gradients.h"
@@ -23,9 +24,14 @@
 namespace banyan::train {
 namespace {
 
+using banyan::testing::all_of;
+using banyan::testing::batch_of_five;
+using banyan::testing::expect_near;
 using banyan::testing::FakeHost;
 using banyan::testing::masters;
+using banyan::testing::relative;
 using banyan::testing::ScratchDir;
+using banyan::testing::small_blocks;
 using banyan::testing::tiny_prompts;
 using parallel::Collectives;
 
@@ -34,41 +40,6 @@ Score vowels(const Trajectory& trajectory) {
   score.extra = {{"length", static_cast<double>(trajectory.response.size())}};
   score.texts = {{"pred", std::to_string(trajectory.row)}};
   return score;
-}
-
-// Five groups of unequal work: nested responses, equal ones, prompts that share a trunk.
-Batch batch_of_five() {
-  Batch batch;
-  for (int64_t row = 0; row < 5; ++row) {
-    for (int32_t index = 0; index < 3; ++index) {
-      Trajectory t;
-      t.row = row;
-      t.index = index;
-      t.prompt = {1, 2, 3, 4, static_cast<int32_t>(10 + row / 2)};
-      const int64_t length = 2 + (row * 5 + index * 3) % 9;
-      for (int64_t k = 0; k < length; ++k) {
-        const bool shared = k < 2;
-        t.response.push_back(static_cast<int32_t>(20 + (shared ? k : k * 7 + index * 3) % 60));
-      }
-      t.response_mask.assign(length, 1);
-      t.rollout_log_probs.assign(length, -2.0F);
-      Score score;
-      score.row = row;
-      score.index = index;
-      batch.trajectories.push_back(t);
-      batch.scores.push_back(score);
-      batch.advantage.push_back(
-          at::full({length}, 0.3 * static_cast<double>(index) - 0.2 * static_cast<double>(row)));
-      batch.advantage.back() = batch.advantage.back().to(at::kDouble);
-    }
-  }
-  return batch;
-}
-
-MiniBatch all_of(const Batch& batch) {
-  MiniBatch all{{}, 1, 0};
-  for (int64_t i = 0; i < batch.size(); ++i) all.samples.push_back(i);
-  return all;
 }
 
 struct Trained {
@@ -100,27 +71,6 @@ Trained three_steps(
     out.changes.push_back(model->params().params()[i].master.sub(before[i]));
   }
   return out;
-}
-
-double relative(const at::Tensor& a, const at::Tensor& b) {
-  const double norm = b.to(at::kDouble).norm().item<double>();
-  const double gap = a.to(at::kDouble).sub(b.to(at::kDouble)).norm().item<double>();
-  return norm > 0.0 ? gap / norm : gap;
-}
-
-void expect_near(const std::vector<at::Tensor>& a,
-                 const std::vector<at::Tensor>& b,
-                 double bound,
-                 const std::string& what) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) EXPECT_LE(relative(a[i], b[i]), bound) << what << " " << i;
-}
-
-Config small_blocks() {
-  Config config = testing::tiny_config("", "");
-  config.actor.ppo_max_token_len_per_gpu = 24;  // trunks are cut across blocks
-  config.rollout.train.n = 3;
-  return config;
 }
 
 // What a run logged, and the responses of its last step, by rank.

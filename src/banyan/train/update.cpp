@@ -197,7 +197,11 @@ UpdateResult local_gradients(const Config& config,
   model.params().ensure_grads();
   model.params().zero_grads();
   // A rank without a sample has gradients of zero, and takes part in the sums.
-  if (!part.paths.empty()) walk_part(config, batch, part, losses, layout, model, result);
+  if (!part.paths.empty()) {
+    walk_part(config, batch, part, losses, layout, model, result);
+  } else if (model.params().keeper() != nullptr) {
+    walk(model, part.plan, losses.head, LossScope::kSample, /*loss=*/nullptr);
+  }
   if (layout.ranks != nullptr) merge_update(part.own, result, *layout.ranks);
   return result;
 }
@@ -210,7 +214,10 @@ UpdateResult accumulate_gradients(const Config& config,
                                   const Layout& layout,
                                   models::CausalLM& model) {
   UpdateResult result = local_gradients(config, batch, mini_batch, layout, model);
-  if (layout.ranks != nullptr) parallel::sum_gradients(model.params(), *layout.ranks);
+  // A keeper has summed them.
+  if (layout.ranks != nullptr && model.params().keeper() == nullptr) {
+    parallel::sum_gradients(model.params(), *layout.ranks);
+  }
   return result;
 }
 
@@ -222,11 +229,17 @@ UpdateResult verified_gradients(const Config& config,
                                 const Layout& layout,
                                 models::CausalLM& model) {
   UpdateResult shared = accumulate_gradients(config, batch, mini_batch, layout, model);
-  const std::vector<at::Tensor> gradients = clone_gradients(model.params());
+  ParamTable& params = model.params().owned();
+  const bool in_parts = model.params().keeper() != nullptr;
+  const std::vector<at::Tensor> gradients = clone_gradients(params);
   UpdateResult dense = accumulate_gradients(
       config, batch, mini_batch, {false, layout.cost, nullptr, layout.ranks}, model);
-  const VerifyResult verdict = verify_gradients(
-      gradients, shared.loss.loss, dense.loss.loss, model.options().dtype, model.params());
+  const VerifyResult verdict = verify_gradients(gradients,
+                                                shared.loss.loss,
+                                                dense.loss.loss,
+                                                model.options().dtype,
+                                                params,
+                                                in_parts ? layout.ranks : nullptr);
   UpdateResult& used = verdict.passed ? shared : dense;
   used.warnings.push_back(verdict.line());
   used.sharing_failed = !verdict.passed;

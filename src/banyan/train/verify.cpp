@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "banyan/core/error.h"
+#include "banyan/train/exchange.h"
 
 namespace banyan::train {
 namespace {
@@ -64,13 +65,19 @@ VerifyResult verify_gradients(const std::vector<at::Tensor>& shared,
                               double shared_loss,
                               double dense_loss,
                               at::ScalarType dtype,
-                              ParamTable& params) {
+                              ParamTable& params,
+                              parallel::Collectives* ranks) {
   BANYAN_ASSERT(shared.size() == params.params().size(), "one gradient per parameter");
   double difference = 0.0, whole = 0.0;
   for (size_t i = 0; i < shared.size(); ++i) {
     const at::Tensor& dense = params.params()[i].grad;
     difference += squared_norm(shared[i].sub(dense));
     whole += squared_norm(dense);
+  }
+  if (!parallel::is_alone(ranks)) {
+    const std::vector<double> sums = sum_numbers({difference, whole}, *ranks);
+    difference = sums[0];
+    whole = sums[1];
   }
   VerifyResult result;
   result.bound = verify_bound(dtype);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "banyan/core/param.h"
+#include "banyan/parallel/collectives.h"
 
 namespace banyan::train {
 
@@ -38,12 +39,14 @@ struct VerifyResult {
 double verify_bound(at::ScalarType dtype);
 
 // `shared` are the gradients with sharing, one per parameter of `params`, whose own gradients are
-// those without; after a pass the ones with sharing are put back.
+// those without; after a pass the ones with sharing are put back. `ranks`: those that hold a part
+// of the parameters each; null: `params` has them whole.
 VerifyResult verify_gradients(const std::vector<at::Tensor>& shared,
                               double shared_loss,
                               double dense_loss,
                               at::ScalarType dtype,
-                              ParamTable& params);
+                              ParamTable& params,
+                              parallel::Collectives* ranks = nullptr);
 
 std::vector<at::Tensor> clone_gradients(const ParamTable& params);
 

@@ -80,6 +80,15 @@ class Walk {
     stats.forward_seconds += clock_.lap();
   }
 
+  // Tells a keeper of the weights which passes come (core/param_keeper.h).
+  void start(const std::string& passes) {
+    if (keeper_ != nullptr) keeper_->start(passes);
+  }
+  // Goes with the other ranks through theirs.
+  void finish() {
+    if (keeper_ != nullptr) keeper_->finish();
+  }
+
   // Forward of all blocks, nothing kept but the heads; K and V go with their last reader.
   void forward_all() {
     const int32_t num_blocks = static_cast<int32_t>(plan_.blocks.size());
@@ -184,6 +193,7 @@ class Walk {
     if (grad_entropy_.defined()) gradients.entropy = sum(b, grad_entropy_, row, num_rows);
     measure(state.body.backward_bytes() - state.body.bytes());
     state.live = false;
+    if (keeper_ != nullptr) keeper_->begin(Pass::kBackward);
     backward_block(model_,
                    plan_.blocks[b],
                    std::move(state.body),
@@ -191,6 +201,7 @@ class Walk {
                    gradients,
                    spec_,
                    &head_memory_);
+    if (keeper_ != nullptr) keeper_->end(Pass::kBackward);
     measure();
     state.store = {};
     state.head = {};
@@ -208,6 +219,7 @@ class Walk {
     std::unique_ptr<AttentionContext> attention =
         std::make_unique<ops::TrieAttention>(block.trie, model_.options(), carry_of(b), memory_);
     if (observer_ != nullptr) attention = observer_->watch(b, recompute, std::move(attention));
+    if (keeper_ != nullptr) keeper_->begin(Pass::kForward);
     BlockBody body = forward_body(model_, block, std::move(attention), keep);
     if (!state.has_head) {
       // Held until the next forward, which is enough for a block whose backward comes before that.
@@ -219,6 +231,7 @@ class Walk {
           to_double(state.head.sum_squares)};
       state.has_head = true;
     }
+    if (keeper_ != nullptr) keeper_->end(Pass::kForward);
     if (keep) {
       state.body = std::move(body);
       state.live = true;
@@ -284,6 +297,7 @@ class Walk {
   const trie::Plan& plan_;
   const HeadSpec& spec_;
   PassObserver* observer_;
+  ParamKeeper* keeper_ = model_.params().keeper();
   Clock clock_;
   std::shared_ptr<ops::AttentionMemory> memory_ = ops::make_attention_memory();
   ops::HeadMemory head_memory_;
@@ -293,10 +307,28 @@ class Walk {
   at::Tensor grad_entropy_;  // likewise, or undefined
 };
 
+// The plan of a rank without samples is empty.
 std::vector<int32_t> all_samples(const trie::Plan& plan) {
+  if (plan.logical.offsets.empty()) return {};
   std::vector<int32_t> samples(plan.logical.offsets.size() - 1);
   std::iota(samples.begin(), samples.end(), 0);
   return samples;
+}
+
+}  // namespace
+
+namespace {
+
+// The passes of a walk's entries, behind a pass without gradients over all blocks if there is one.
+std::string passes_of(const trie::Plan& plan, bool scored_before) {
+  std::string passes(scored_before ? plan.blocks.size() : 0, 'F');
+  for (const trie::Entry& entry : plan.entries) {
+    if (entry.action == trie::Action::kBackward) passes += 'B';
+    if (entry.action == trie::Action::kForward || entry.action == trie::Action::kRecompute) {
+      passes += 'F';
+    }
+  }
+  return passes;
 }
 
 }  // namespace
@@ -316,6 +348,7 @@ WalkStats walk(models::CausalLM& model,
     if (entry.action == trie::Action::kLoss) ++num_losses;
   }
   const bool whole = scope == LossScope::kMiniBatch;
+  pass.start(passes_of(plan, whole && num_losses > 1));
   bool done = false;  // the one loss of the whole mini-batch
   const auto whole_loss = [&] {
     const profile::PhaseScope phase(profile::Phase::kLoss);
@@ -361,6 +394,7 @@ WalkStats walk(models::CausalLM& model,
       }
     }
   }
+  pass.finish();
   return pass.stats;
 }
 
@@ -370,7 +404,9 @@ SampleScores score_samples(models::CausalLM& model,
                            PassObserver* observer) {
   const profile::PhaseScope phase(profile::Phase::kScore);
   Walk pass(model, plan, head, observer);
+  pass.start(std::string(plan.blocks.size(), 'F'));
   pass.forward_all();
+  pass.finish();
   if (observer != nullptr) pass.outputs(all_samples(plan));
   SampleScores out;
   const bool vocabulary = model.head_kind() == models::HeadKind::kVocabulary;

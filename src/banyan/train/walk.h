@@ -61,7 +61,9 @@ struct WalkStats {
   double backward_seconds = 0.0;
 };
 
-// Adds the gradients of `loss` to the model's parameters (allocated if missing, not zeroed).
+// Adds the gradients of `loss` to the model's parameters (allocated if missing, not zeroed). Where
+// the weights are in parts over ranks, all of them walk together, one without samples with an empty
+// plan; likewise for score_samples.
 // `observer`, if given, sees the pass; it changes no number.
 // Throws [banyan bug] on a plan that runs a backward before the losses it needs.
 WalkStats walk(models::CausalLM& model,
