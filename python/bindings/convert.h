@@ -30,6 +30,7 @@ void bind_model(py::module_& module);
 void bind_engine(py::module_& module);
 void bind_sampling(py::module_& module);
 void bind_ranks(py::module_& module);
+void bind_sharded(py::module_& module);
 void bind_train(py::module_& module);
 void bind_trie_view(py::module_& module);
 void bind_finetune(py::module_& module);

@@ -37,6 +37,7 @@ PYBIND11_MODULE(_C, module) {
   banyan::bindings::bind_sampling(module);
   banyan::bindings::bind_engine(module);
   banyan::bindings::bind_ranks(module);
+  banyan::bindings::bind_sharded(module);
   banyan::bindings::bind_train(module);
   banyan::bindings::bind_trie_view(module);
   banyan::bindings::bind_finetune(module);

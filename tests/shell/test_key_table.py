@@ -40,6 +40,8 @@ FIELD_KEYS = {
     "max_prompt_length": "data.max_prompt_length",
     "kernels": "banyan.kernels",
     "offload_dir": "banyan.offload_dir",
+    "fsdp_reduce_each_block": "banyan.fsdp_reduce_each_block",
+    "ref_strategy": "actor_rollout_ref.ref.strategy",
     "force_old_log_prob": "banyan.force_old_log_prob",
     "partial_rollout": "banyan.partial_rollout",
     "max_nonfinite_steps": "banyan.max_nonfinite_steps",

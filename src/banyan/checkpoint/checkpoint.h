@@ -22,6 +22,7 @@
 
 #include "banyan/models/causal_lm.h"
 #include "banyan/optim/adamw.h"
+#include "banyan/parallel/groups.h"
 
 namespace banyan::checkpoint {
 
@@ -44,14 +45,17 @@ struct Critic {
 
 // Writes `<dir>/global_step_N`; `config_from` is the HF directory whose config and tokenizer are
 // copied. Throws FileError; the previous checkpoint is untouched then. Keeps the newest
-// `max_to_keep` (0 = all). `critic` may be null.
+// `max_to_keep` (0 = all). `critic` may be null. Over several ranks all of `groups` call it, with
+// the moments gathered: the tensors are brought together where they lie in parts, and the first
+// rank writes.
 void save(const std::string& directory,
           models::CausalLM& model,
           optim::AdamW& optimizer,
           const TrainerState& state,
           const std::string& config_from,
           int64_t max_to_keep,
-          const Critic* critic = nullptr);
+          const Critic* critic = nullptr,
+          parallel::Groups* groups = nullptr);
 
 struct Found {
   std::string path;                   // .../global_step_N
@@ -67,7 +71,8 @@ struct LoadOptions {
   bool verified = false;           // find_latest has just compared every file with its hash
 };
 
-// Restores masters, moments and the optimizer's step count in place (bit for bit) and repacks.
+// Restores masters, moments and the optimizer's step count in place (bit for bit) and repacks. A
+// model that holds parts of its tensors reads these, whatever the cut of the run that saved.
 // Throws FileError, with models and optimizers untouched, if a file, name, shape or type is not the
 // one wanted.
 TrainerState load(const std::string& path,

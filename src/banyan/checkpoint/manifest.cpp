@@ -40,16 +40,40 @@ bool is_inside(const std::string& name) {
   });
 }
 
+Json to_json(const TensorPlace& place) {
+  if (place.pieces.empty()) {
+    return {{"global_shape", place.global_shape}, {"offset", place.offset}, {"file", place.file}};
+  }
+  Json pieces = Json::array();
+  for (const Piece& piece : place.pieces) {
+    pieces.push_back({{"file", piece.file}, {"begin", piece.begin}, {"count", piece.count}});
+  }
+  return {{"global_shape", place.global_shape}, {"pieces", pieces}};
+}
+
+TensorPlace place_from(const Json& place, const std::string& where) {
+  TensorPlace out;
+  out.global_shape = field<std::vector<int64_t>>(place, "global_shape", where);
+  if (!place.contains("pieces")) {
+    out.offset = field<std::vector<int64_t>>(place, "offset", where);
+    out.file = field<std::string>(place, "file", where);
+    return out;
+  }
+  for (const Json& piece : field<std::vector<Json>>(place, "pieces", where)) {
+    out.pieces.push_back({field<std::string>(piece, "file", where),
+                          field<int64_t>(piece, "begin", where),
+                          field<int64_t>(piece, "count", where)});
+  }
+  return out;
+}
+
 Json to_json(const Manifest& manifest) {
   Json files = Json::object();
   for (const auto& [name, hash] : manifest.files) {
     files[name] = {{"bytes", hash.num_bytes}, {"sha256", hash.sha256}};
   }
   Json tensors = Json::object();
-  for (const auto& [name, place] : manifest.tensors) {
-    tensors[name] = {
-        {"global_shape", place.global_shape}, {"offset", place.offset}, {"file", place.file}};
-  }
+  for (const auto& [name, place] : manifest.tensors) tensors[name] = to_json(place);
   const TrainerState& trainer = manifest.trainer;
   Json state = {{"optimizer_steps", manifest.optimizer_steps},
                 {"skipped_in_a_row", trainer.skipped_in_a_row},
@@ -138,10 +162,9 @@ Manifest read_manifest(const std::string& path) {
   }
   const auto tensors = field<Json>(json, "tensors", where);
   for (const auto& [name, place] : tensors.items()) {
-    manifest.tensors[name] = {field<std::vector<int64_t>>(place, "global_shape", where),
-                              field<std::vector<int64_t>>(place, "offset", where),
-                              field<std::string>(place, "file", where)};
+    manifest.tensors[name] = place_from(place, where);
   }
+  if (manifest.is_in_pieces()) return manifest;
   for (const char* name : {kMasterFile, kMomentsFile}) {
     if (!manifest.files.contains(name)) throw FileError(concat(where, ": files: no ", name));
   }

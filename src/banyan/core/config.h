@@ -35,6 +35,9 @@ struct FsdpConfig {  // actor_rollout_ref.actor.fsdp_config, critic.fsdp
   bool grad_offload;
   bool optimizer_offload;
   bool offload_policy;  // all three
+  bool reshard_after_forward;
+  bool forward_prefetch;
+  int64_t fsdp_size;  // ranks that hold one copy of the weights; <= 0: all
 };
 
 struct SharingConfig {  // actor_rollout_ref.sharing
@@ -100,6 +103,7 @@ struct ActorConfig {                                    // actor_rollout_ref.act
   OptimConfig optim;
   FsdpConfig fsdp;
   MegatronConfig megatron;
+  std::optional<std::string> strategy;  // fsdp | fsdp2 | megatron
 };
 
 struct CriticConfig {          // critic
@@ -117,6 +121,7 @@ struct CriticConfig {          // critic
   OptimConfig optim;
   FsdpConfig fsdp;
   MegatronConfig megatron;
+  std::optional<std::string> strategy;  // empty: the actor's
 };
 
 struct SamplingConfig {  // actor_rollout_ref.rollout and its val_kwargs
@@ -223,9 +228,10 @@ struct TrainerConfig {  // trainer
 struct Config {
   ModelConfig model;
   std::optional<std::string>
-      ref_model_path;               // actor_rollout_ref.ref.model.path; the actor's start otherwise
-  bool ref_fsdp_param_offload;      // actor_rollout_ref.ref.fsdp_config.param_offload
-  bool ref_megatron_param_offload;  // actor_rollout_ref.ref.megatron.param_offload
+      ref_model_path;  // actor_rollout_ref.ref.model.path; the actor's start otherwise
+  std::optional<std::string> ref_strategy;  // actor_rollout_ref.ref.strategy; empty: the actor's
+  bool ref_fsdp_param_offload;              // actor_rollout_ref.ref.fsdp_config.param_offload
+  bool ref_megatron_param_offload;          // actor_rollout_ref.ref.megatron.param_offload
   SharingConfig sharing;
   double sharing_margin;  // actor_rollout_ref.sharing.margin: auto shares if it saves this share
   ActorConfig actor;
@@ -243,6 +249,7 @@ struct Config {
   std::vector<int32_t> stop_ids;  // filled by the shell: EOS ids of tokenizer and generation config
   std::string kernels;            // banyan.kernels: native | aten
   std::optional<std::string> offload_dir;  // banyan.offload_dir: folder of what is offloaded
+  bool fsdp_reduce_each_block;             // banyan.fsdp_reduce_each_block
   bool force_old_log_prob;      // banyan.force_old_log_prob: always run the old-log-prob pass
   bool partial_rollout;         // banyan.partial_rollout: what over_sample_rate cut off goes on
   int64_t max_nonfinite_steps;  // banyan.max_nonfinite_steps: stop after that many skipped updates

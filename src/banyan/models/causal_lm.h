@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -117,10 +118,12 @@ std::unique_ptr<CausalLM> random_model(const std::string& config_json,
 // Writes config.json (copied from `config_from`, an HF directory, with dtype set), safetensors
 // shards in `dtype` and the tokenizer files found there. A model with a value head becomes HF's
 // ...ForTokenClassification, or ...ForSequenceClassification if it has no bias. `directory` must
-// not exist yet.
+// not exist yet. `weights` are the whole tensors of a model that holds parts of them; null: its
+// masters.
 void save_model(CausalLM& model,
                 const std::string& config_from,
                 const std::string& directory,
-                at::ScalarType dtype);
+                at::ScalarType dtype,
+                const std::map<std::string, at::Tensor>* weights = nullptr);
 
 }  // namespace banyan::models

@@ -68,18 +68,20 @@ std::string config_text(CausalLM& model, const std::string& source, at::ScalarTy
   return config.dump(2) + "\n";
 }
 
-std::vector<io::NamedTensor> weights_of(CausalLM& model, at::ScalarType dtype) {
-  std::vector<io::NamedTensor> tensors;
+std::map<std::string, at::Tensor> masters_of(CausalLM& model) {
+  std::map<std::string, at::Tensor> masters;
   for (const Param& param : model.params().params()) {
-    tensors.push_back({param.name, param.master, dtype});
+    BANYAN_ASSERT(param.cut.is_whole(), "save_model: ", param.name, " is a part of its tensor");
+    masters[param.name] = param.master;
   }
-  return tensors;
+  return masters;
 }
 
 void write_all(CausalLM& model,
                const std::string& source,
                const std::string& directory,
-               at::ScalarType dtype) {
+               at::ScalarType dtype,
+               const std::map<std::string, at::Tensor>& weights) {
   io::write_text_atomic(directory + "/config.json", config_text(model, source, dtype));
   for (const char* name : kCompanions) {
     struct stat status;
@@ -88,7 +90,9 @@ void write_all(CausalLM& model,
       io::write_text_atomic(directory + "/" + name, io::read_text(from));
     }
   }
-  io::write_hf_weights(directory, weights_of(model, dtype));
+  std::vector<io::NamedTensor> tensors;
+  for (const auto& [name, tensor] : weights) tensors.push_back({name, tensor, dtype});
+  io::write_hf_weights(directory, tensors);
 }
 
 }  // namespace
@@ -96,12 +100,14 @@ void write_all(CausalLM& model,
 void save_model(CausalLM& model,
                 const std::string& config_from,
                 const std::string& directory,
-                at::ScalarType dtype) {
+                at::ScalarType dtype,
+                const std::map<std::string, at::Tensor>* weights) {
   dtype_name(dtype);
   if (::mkdir(directory.c_str(), 0777) != 0)
     io::throw_system_error(directory, "cannot create folder");
   try {
-    write_all(model, config_from, directory, dtype);
+    write_all(
+        model, config_from, directory, dtype, weights != nullptr ? *weights : masters_of(model));
     io::sync_directory(directory);
   } catch (...) {
     std::error_code ignored;

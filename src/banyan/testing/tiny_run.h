@@ -134,7 +134,7 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
                  .weight_decay = 0.0,
                  .betas = {0.9, 0.99},
                  .clip_grad = 1.0};
-  actor.fsdp = {false, false, false, false};
+  actor.fsdp = {false, false, false, false, true, false, -1};
   actor.megatron = {false, false, false, {{}, {}, {}, {"core_attn"}}};
   CriticConfig& critic = config.critic;
   critic.ppo_mini_batch_size = 4;
@@ -203,6 +203,7 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   config.stop_ids = {0};
   config.kernels = "native";
   config.force_old_log_prob = false;
+  config.fsdp_reduce_each_block = true;
   config.partial_rollout = false;
   config.max_nonfinite_steps = 3;
   config.max_failed_frac = 0.2;

@@ -8,6 +8,7 @@
 #include "banyan/train/critic.h"
 #include "banyan/train/memory_keys.h"
 #include "banyan/train/offload.h"
+#include "banyan/train/sharded_model.h"
 #include "banyan/train/update.h"
 #include "banyan/train/verify.h"
 
@@ -80,6 +81,7 @@ int64_t total_steps(const Config& config) {
 
 std::vector<std::string> check_config(const Config& config) {
   verify_schedule(config.sharing.verify);
+  check_sharding(config);
   actor_recompute(config);
   if (wants_critic(config)) critic_recompute(config);
   algo::check_loss_options(loss_options(config));

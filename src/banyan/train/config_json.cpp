@@ -150,6 +150,13 @@ void read_trainer(const ConfigNode& node, TrainerConfig& trainer) {
   node.read("device", trainer.device);
 }
 
+// How FSDP cuts: keys that only the trainer of RL has.
+void read_sharding(const ConfigNode& node, FsdpConfig& fsdp) {
+  node.read("reshard_after_forward", fsdp.reshard_after_forward);
+  node.read("forward_prefetch", fsdp.forward_prefetch);
+  node.read("fsdp_size", fsdp.fsdp_size);
+}
+
 }  // namespace
 
 void read_fsdp(const ConfigNode& node, FsdpConfig& fsdp) {
@@ -204,11 +211,16 @@ Config config_from_json(const std::string& text) {
   read_actor(node("actor_rollout_ref.actor."), config.actor);
   read_optim(node("actor_rollout_ref.actor.optim."), config.actor.optim);
   read_fsdp(node("actor_rollout_ref.actor.fsdp_config."), config.actor.fsdp);
+  read_sharding(node("actor_rollout_ref.actor.fsdp_config."), config.actor.fsdp);
+  node("actor_rollout_ref.actor.").read("strategy", config.actor.strategy);
   read_megatron(node("actor_rollout_ref.actor.megatron."), config.actor.megatron);
   read_policy_loss(node("actor_rollout_ref.actor.policy_loss."), config.actor.policy_loss);
   read_critic(node("critic."), config.critic);
   read_optim(node("critic.optim."), config.critic.optim);
   read_fsdp(node("critic.fsdp."), config.critic.fsdp);
+  read_sharding(node("critic.fsdp."), config.critic.fsdp);
+  node("critic.").read("strategy", config.critic.strategy);
+  node("actor_rollout_ref.ref.").read("strategy", config.ref_strategy);
   read_megatron(node("critic.megatron."), config.critic.megatron);
   node("critic.model.").read("path", config.critic_model_path);
   node("critic.model.").read("enable_gradient_checkpointing", config.critic_gradient_checkpointing);
@@ -225,6 +237,7 @@ Config config_from_json(const std::string& text) {
   node("_shell.").read("stop_ids", config.stop_ids);
   node("banyan.").read("kernels", config.kernels);
   node("banyan.").read("offload_dir", config.offload_dir);
+  node("banyan.").read("fsdp_reduce_each_block", config.fsdp_reduce_each_block);
   node("banyan.").read("force_old_log_prob", config.force_old_log_prob);
   node("banyan.").read("partial_rollout", config.partial_rollout);
   node("banyan.").read("max_nonfinite_steps", config.max_nonfinite_steps);

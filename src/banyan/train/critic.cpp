@@ -6,6 +6,7 @@
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/exchange.h"
 #include "banyan/train/memory_keys.h"
+#include "banyan/train/sharded_model.h"
 #include "banyan/train/sharing_observer.h"
 #include "banyan/train/spread.h"
 
@@ -62,7 +63,7 @@ void check_critic_config(const Config& config) {
 Critic::Critic(const Config& config,
                int64_t total_steps,
                std::vector<std::string>& notes,
-               parallel::Collectives* ranks)
+               parallel::Groups& groups)
     : config_(config),
       path_(config.critic_model_path.value_or(config.model.path)),
       schedule_(optim::schedule_from(config.critic.optim, total_steps)) {
@@ -74,8 +75,8 @@ Critic::Critic(const Config& config,
   options.notes = &notes;
   model_ = models::load_model(path_, options);
   model_->set_recompute(critic_recompute(config));
-  const OptimConfig& optim = config.critic.optim;
-  optimizer_ = std::make_unique<optim::AdamW>(model_->params(), adamw_options(optim), ranks);
+  fsdp_ = shard_model(critic_sharding(config), /*with_gradients=*/true, *model_, groups);
+  optimizer_ = make_optimizer(config.critic.optim, *model_, groups);
 }
 
 double Critic::learning_rate(int64_t step) const {

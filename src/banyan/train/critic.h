@@ -12,6 +12,8 @@
 #include "banyan/models/causal_lm.h"
 #include "banyan/optim/adamw.h"
 #include "banyan/optim/schedule.h"
+#include "banyan/parallel/fsdp.h"
+#include "banyan/parallel/groups.h"
 #include "banyan/train/batch.h"
 #include "banyan/train/layout.h"
 
@@ -32,12 +34,12 @@ struct CriticUpdate {
 
 class Critic {
  public:
-  // Loads the model; what is said about it is added to `notes`. `ranks` as optim::AdamW. Throws
+  // Loads the model; what is said about it is added to `notes`. `groups` as train(). Throws
   // [config] for a bad value.
   Critic(const Config& config,
          int64_t total_steps,
          std::vector<std::string>& notes,
-         parallel::Collectives* ranks = nullptr);
+         parallel::Groups& groups);
 
   // Values of the batch's tokens, without gradients.
   TokenLists values(const Batch& batch, const Layout& layout);
@@ -54,6 +56,7 @@ class Critic {
   std::string path_;
   optim::ScheduleOptions schedule_;
   std::unique_ptr<models::CausalLM> model_;
+  std::unique_ptr<parallel::Fsdp> fsdp_;  // null: the weights are whole
   std::unique_ptr<optim::AdamW> optimizer_;
 };
 

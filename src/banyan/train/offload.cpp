@@ -120,7 +120,7 @@ bool wants_folder(const OffloadOptions& options) {
 
 void offload(const OffloadOptions& options, models::CausalLM& model, optim::AdamW* optimizer) {
   if (!model.options().device.is_cpu()) return;
-  ParamTable& params = model.params();
+  ParamTable& params = model.params().owned();
   std::vector<std::shared_ptr<SpareMemory>> spare;
   if (options.gradients) spare.push_back(lend_gradients(params));
   if (!options.folder.empty()) {

@@ -40,6 +40,7 @@ inline constexpr const char* kWantsFolder =
 // Moves the memory and registers what rest() does. Gradients are allocated. `optimizer` may be
 // null. To be called once the weights and the optimizer's state have their first values. Throws
 // FileError naming the folder.
+// Where the parameters lie in parts over ranks, it is this rank's part that moves.
 void offload(const OffloadOptions& options, models::CausalLM& model, optim::AdamW* optimizer);
 
 }  // namespace banyan::train

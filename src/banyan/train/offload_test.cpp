@@ -108,14 +108,18 @@ TEST(Offload, WithoutAFolderOnlyGradientsMove) {
 }
 
 TEST(Offload, EitherHomeOfAKeyIsEnough) {
-  const FsdpConfig none{false, false, false, false};
+  const FsdpConfig none = testing::tiny_config("", "").actor.fsdp;
   const MegatronConfig off{false, false, false, {}};
   EXPECT_FALSE(offload_of(none, off, {}).masters);
-  EXPECT_TRUE(offload_of({true, false, false, false}, off, {}).masters);
+  FsdpConfig masters = none;
+  masters.param_offload = true;
+  EXPECT_TRUE(offload_of(masters, off, {}).masters);
   EXPECT_TRUE(offload_of(none, {true, false, false, {}}, {}).masters);
   EXPECT_TRUE(offload_of(none, {false, true, false, {}}, {}).gradients);
   EXPECT_TRUE(offload_of(none, {false, false, true, {}}, {}).moments);
-  const OffloadOptions all = offload_of({false, false, false, true}, off, "folder");
+  FsdpConfig everything = none;
+  everything.offload_policy = true;
+  const OffloadOptions all = offload_of(everything, off, "folder");
   EXPECT_TRUE(all.masters && all.gradients && all.moments);
   EXPECT_EQ(all.folder, "folder");
 }

@@ -61,14 +61,13 @@ StepResult run_step(StepContext& context, int64_t step) {
   const Config& config = context.config;
   StepResult out;
   Clock whole, stage;
-  std::map<std::string, int64_t> sent_before;
-  if (context.groups != nullptr) sent_before = parallel::sent_bytes(*context.groups);
 
   // 1. Prompts to scored trajectories, and the one decision on how all passes lay them out.
   SampledBatch sampled = sample_batch(context.generation, step, context.unfinished);
   out.end_of_data = sampled.end_of_data;
   out.refused = std::move(sampled.refused);
   if (out.end_of_data || !out.refused.empty()) return out;
+  if (context.on_sampled) context.on_sampled();
   out.batch = std::move(sampled.batch);
   out.rollout = std::move(sampled.rollout);
   out.filter = sampled.filter;
@@ -142,7 +141,7 @@ StepResult run_step(StepContext& context, int64_t step) {
   if (context.groups != nullptr) {
     out.num_ranks = context.groups->data.size();
     for (const auto& [what, bytes] : parallel::sent_bytes(*context.groups)) {
-      out.sent_bytes[what] = bytes - sent_before[what];
+      out.sent_bytes[what] = bytes - context.sent_before[what];
     }
     out.state_bytes = most(out.state_bytes, context.groups->world);
     out.update_peak_bytes = most(out.update_peak_bytes, context.groups->world);

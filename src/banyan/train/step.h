@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -49,9 +50,11 @@ struct StepContext {
   std::vector<UnfinishedGroup>& unfinished;  // of rollouts, from step to step
   SharingObserver* observer;                 // watches the passes; null: nobody
   VerifySchedule verify;
-  parallel::Groups* groups = nullptr;  // null: one process
-  int64_t num_updates = 0;             // of this process, for `verify`
-  bool sharing_failed = false;         // verify found a difference: nothing is shared any more
+  std::function<void()> on_sampled = nullptr;       // nothing is generated any more in this step
+  parallel::Groups* groups = nullptr;               // null: one process
+  std::map<std::string, int64_t> sent_before = {};  // by them, when the step began
+  int64_t num_updates = 0;                          // of this process, for `verify`
+  bool sharing_failed = false;  // verify found a difference: nothing is shared any more
 };
 
 struct StepResult {

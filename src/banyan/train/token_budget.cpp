@@ -66,7 +66,7 @@ int64_t free_memory_bytes(at::Device device) { return rollout::read_memory(devic
 
 int64_t coming_bytes(models::CausalLM& model, bool with_moments) {
   int64_t bytes = 0;
-  for (const Param& param : model.params().params()) {
+  for (const Param& param : model.params().owned().params()) {
     const auto size = static_cast<int64_t>(param.master.nbytes());
     bytes += (param.grad.defined() ? 0 : size) + (with_moments ? 2 * size : 0);
   }

@@ -19,6 +19,7 @@
 #include "banyan/train/metrics.h"
 #include "banyan/train/offload.h"
 #include "banyan/train/run_support.h"
+#include "banyan/train/sharded_model.h"
 #include "banyan/train/sharing_observer.h"
 #include "banyan/train/step.h"
 #include "banyan/train/token_budget.h"
@@ -56,30 +57,38 @@ class Run {
     schedule_ = optim::schedule_from(config.actor.optim, num_steps_);
     actor_ = models::load_model(config.model.path, {compute_options(config), true});
     actor_->set_recompute(actor_recompute(config));
-    optimizer_ = std::make_unique<optim::AdamW>(
-        actor_->params(), adamw_options(config.actor.optim), &groups_.data);
+    // While its weights are whole.
+    if (config.sharing.mode == "auto") {
+      cost_ = calibrated_cost(*actor_, config_.trainer.default_local_dir, ranks_);
+    }
+    fsdp_ = shard_model(actor_sharding(config), /*with_gradients=*/true, *actor_, groups_);
+    optimizer_ = make_optimizer(config.actor.optim, *actor_, groups_);
+    if (fsdp_) {
+      rollout_ = models::load_model(config.model.path, {compute_options(config), false});
+      rollout_weights_ = std::make_unique<FilledWeights>(*rollout_);
+    }
     if (config.actor.use_kl_loss || config.algorithm.use_kl_in_reward) {
       reference_ = models::load_model(config.ref_model_path.value_or(config.model.path),
                                       {compute_options(config), false});
+      reference_fsdp_ =
+          shard_model(reference_sharding(config), /*with_gradients=*/false, *reference_, groups_);
     }
     if (config.algorithm.use_kl_in_reward) {
       kl_controller_ = kl_controller(config.algorithm.kl_ctrl);
     }
     if (wants_critic(config)) {
       std::vector<std::string> notes;
-      critic_ = std::make_unique<Critic>(config_, num_steps_, notes, &groups_.data);
+      critic_ = std::make_unique<Critic>(config_, num_steps_, notes, groups_);
       critic_notes_ = std::move(notes);
     }
     if (config.reward_model.enable) reward_model_ = std::make_unique<RewardModel>(config_);
     resume();
-    if (config.sharing.mode == "auto") {
-      cost_ = calibrated_cost(*actor_, config_.trainer.default_local_dir, ranks_);
-    }
     choose_token_budgets();
     offload_memory();
+    models::CausalLM& generating = rollout_ ? *rollout_ : *actor_;
     generator_ = make_generator
-                     ? make_generator(*actor_)
-                     : std::make_unique<rollout::Engine>(*actor_, engine_options(config));
+                     ? make_generator(generating)
+                     : std::make_unique<rollout::Engine>(generating, engine_options(config));
     BANYAN_CHECK(
         !config.partial_rollout || generator_->can_continue(),
         "[config] banyan.partial_rollout: wanted the built-in engine, got a generator that "
@@ -103,12 +112,14 @@ class Run {
                         .unfinished = unfinished_,
                         .observer = &observer_,
                         .verify = verify_schedule(config_.sharing.verify),
+                        .on_sampled = [this] { rest_rollout(); },
                         .groups = ranks_.is_alone() ? nullptr : &groups_};
     while (step_ < num_steps_) {
       if (ranks_.any(host_.should_stop())) {
         summary_.stopped_early = true;
         break;
       }
+      if (context.groups != nullptr) context.sent_before = parallel::sent_bytes(groups_);
       hand_over_weights();
       const std::string position = host_.save_state();
       const std::vector<UnfinishedGroup> unfinished = unfinished_;
@@ -183,11 +194,21 @@ class Run {
 
   // Whoever generates learns of new weights once, before it generates with them.
   void hand_over_weights() {
-    if (handed_over_ == step_) return;
+    const bool is_empty = rollout_weights_ && !rollout_weights_->are_there();
+    if (handed_over_ == step_ && !is_empty) return;
     Clock clock;
+    if (rollout_weights_) rollout_weights_->fill(*fsdp_);
     generator_->weights_changed(step_);
     handed_over_ = step_;
     hand_over_seconds_ += clock.lap();
+  }
+
+  // A second copy of the weights that only generates takes no memory in an update.
+  void rest_rollout() {
+    const RolloutConfig& rollout = config_.rollout;
+    if (rollout_weights_ && rollout.enable_sleep_mode && rollout.free_cache_engine) {
+      rollout_weights_->drop();
+    }
   }
 
   checkpoint::Critic saved_critic() {
@@ -281,7 +302,7 @@ class Run {
     summary_.checkpoint = checkpoint::step_path(config_.trainer.default_local_dir, step_);
     optimizer_->gather_moments();
     if (critic_) critic_->optimizer().gather_moments();
-    if (ranks_.is_first()) write_checkpoint(position, unfinished);
+    write_checkpoint(position, unfinished);
     optimizer_->take_moments();
     actor_->params().rest();
     if (critic_) {
@@ -305,7 +326,8 @@ class Run {
                      state,
                      config_.model.path,
                      config_.trainer.max_actor_ckpt_to_keep.value_or(0),
-                     critic_ ? &critic : nullptr);
+                     critic_ ? &critic : nullptr,
+                     ranks_.is_alone() ? nullptr : &groups_);
   }
 
   Config config_;  // with the token budgets that were chosen
@@ -320,8 +342,12 @@ class Run {
   int64_t critic_skipped_in_a_row_ = 0;
   optim::ScheduleOptions schedule_;
   std::unique_ptr<models::CausalLM> actor_;
+  std::unique_ptr<parallel::Fsdp> fsdp_;  // of the actor; null: its weights are whole
   std::unique_ptr<optim::AdamW> optimizer_;
+  std::unique_ptr<models::CausalLM> rollout_;  // where the actor is cut: what generates, whole
+  std::unique_ptr<FilledWeights> rollout_weights_;
   std::unique_ptr<models::CausalLM> reference_;
+  std::unique_ptr<parallel::Fsdp> reference_fsdp_;
   std::optional<algo::KlController> kl_controller_;
   std::unique_ptr<Critic> critic_;
   std::vector<std::string> critic_notes_;  // about its new head, if it has one

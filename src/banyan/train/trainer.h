@@ -29,9 +29,10 @@ using GeneratorFactory =
 // computed. Without `make_generator` the built-in engine generates.
 //
 // `groups`: the processes that train together, in groups that share the samples (train/exchange.h)
-// or the weights (parallel/tensor_parallel.h); null: this one alone. Each calls train with the same
-// configuration and a host that gives the same rows. The first writes checkpoints, and what is
-// logged is the same on all. Throws parallel::RankError when another is gone or late.
+// or the weights (parallel/tensor_parallel.h, parallel/fsdp.h); null: this one alone. Each calls
+// train with the same configuration and a host that gives the same rows. The first writes
+// checkpoints, and what is logged is the same on all. Throws parallel::RankError when another is
+// gone or late.
 TrainSummary train(const Config& config,
                    Host& host,
                    const GeneratorFactory& make_generator = nullptr,

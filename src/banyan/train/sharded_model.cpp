@@ -1,0 +1,109 @@
+#include "banyan/train/sharded_model.h"
+
+#include "banyan/core/error.h"
+#include "banyan/train/apply_gradients.h"
+#include "banyan/train/critic.h"
+
+namespace banyan::train {
+namespace {
+
+constexpr const char* kActorStrategy = "actor_rollout_ref.actor.strategy";
+constexpr const char* kActorSize = "actor_rollout_ref.actor.fsdp_config.fsdp_size";
+
+bool cuts(const char* key, const std::optional<std::string>& strategy) {
+  if (!strategy) return false;
+  BANYAN_CHECK(*strategy == "fsdp" || *strategy == "fsdp2" || *strategy == "megatron",
+               "[config] ",
+               key,
+               ": wanted fsdp, fsdp2, megatron or null, got ",
+               *strategy);
+  return *strategy != "megatron";
+}
+
+Sharding sharding_of(bool cuts_weights, const FsdpConfig& fsdp, const Config& config) {
+  return {.cuts_weights = cuts_weights,
+          .reshard_after_forward = fsdp.reshard_after_forward,
+          .forward_prefetch = fsdp.forward_prefetch,
+          .reduce_each_block = config.fsdp_reduce_each_block};
+}
+
+}  // namespace
+
+Sharding actor_sharding(const Config& config) {
+  return sharding_of(cuts(kActorStrategy, config.actor.strategy), config.actor.fsdp, config);
+}
+
+Sharding critic_sharding(const Config& config) {
+  const std::optional<std::string>& own = config.critic.strategy;
+  return sharding_of(
+      cuts("critic.strategy", own ? own : config.actor.strategy), config.critic.fsdp, config);
+}
+
+Sharding reference_sharding(const Config& config) {
+  const std::optional<std::string>& own = config.ref_strategy;
+  return sharding_of(cuts("actor_rollout_ref.ref.strategy", own ? own : config.actor.strategy),
+                     config.actor.fsdp,
+                     config);
+}
+
+void check_sharding(const Config& config) {
+  actor_sharding(config);
+  reference_sharding(config);
+  if (!wants_critic(config)) return;
+  const int64_t size = config.critic.fsdp.fsdp_size;
+  BANYAN_CHECK(
+      !critic_sharding(config).cuts_weights || size <= 0 || size == config.actor.fsdp.fsdp_size,
+      "[config] critic.fsdp.fsdp_size: wanted -1 or ",
+      kActorSize,
+      " (",
+      config.actor.fsdp.fsdp_size,
+      "), got ",
+      size,
+      ": the models of a run are cut over the same ranks");
+}
+
+std::unique_ptr<parallel::Fsdp> shard_model(const Sharding& sharding,
+                                            bool with_gradients,
+                                            models::CausalLM& model,
+                                            parallel::Groups& groups) {
+  if (!sharding.cuts_weights || groups.data_context.is_alone()) return nullptr;
+  return std::make_unique<parallel::Fsdp>(
+      model.params(),
+      parallel::FsdpGroups{&groups.data_context, &groups.shard, &groups.replica},
+      parallel::FsdpOptions{.reshard_after_forward = sharding.reshard_after_forward,
+                            .forward_prefetch = sharding.forward_prefetch,
+                            .reduce_each_pass = sharding.reduce_each_block,
+                            .with_gradients = with_gradients,
+                            .compute = model.options().dtype},
+      [&model](Pass pass) { return model.unit_uses(pass); });
+}
+
+std::unique_ptr<optim::AdamW> make_optimizer(const OptimConfig& optim,
+                                             models::CausalLM& model,
+                                             parallel::Groups& groups) {
+  if (model.params().keeper() == nullptr) {
+    return std::make_unique<optim::AdamW>(model.params(), adamw_options(optim), &groups.data);
+  }
+  auto optimizer = std::make_unique<optim::AdamW>(model.params().owned(), adamw_options(optim));
+  optimizer->norm_over(&groups.shard);
+  return optimizer;
+}
+
+FilledWeights::FilledWeights(models::CausalLM& model) {
+  for (int64_t unit = 0; unit < model.params().num_units(); ++unit) {
+    units_.emplace_back(model.params(), unit);
+  }
+  drop();
+}
+
+void FilledWeights::fill(parallel::Fsdp& from) {
+  from.hand_over(units_);
+  are_there_ = true;
+}
+
+void FilledWeights::drop() {
+  for (parallel::UnitWeights& unit : units_) unit.drop();
+  are_there_ = false;
+}
+
+}  // namespace banyan::train

@@ -1,0 +1,59 @@
+// Models of a run whose weights lie in parts over the ranks (parallel/fsdp.h), and the whole model
+// that generates in the place of such an actor.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "banyan/core/config.h"
+#include "banyan/models/causal_lm.h"
+#include "banyan/optim/adamw.h"
+#include "banyan/parallel/fsdp.h"
+#include "banyan/parallel/groups.h"
+
+namespace banyan::train {
+
+// The strategy of a role: fsdp and fsdp2 cut its weights (ZeRO-3), null and megatron leave them
+// whole on every rank (ZeRO-1). A role without one has the actor's.
+struct Sharding {
+  bool cuts_weights = false;
+  bool reshard_after_forward = true;
+  bool forward_prefetch = false;
+  bool reduce_each_block = true;
+};
+Sharding actor_sharding(const Config& config);
+Sharding critic_sharding(const Config& config);
+Sharding reference_sharding(const Config& config);
+
+// Throws [config] naming the key for a word or a combination that does not work.
+void check_sharding(const Config& config);
+
+// Cuts a model that is whole and equal on all ranks; null where it stays whole. A model is borrowed
+// and outlives what comes back.
+std::unique_ptr<parallel::Fsdp> shard_model(const Sharding& sharding,
+                                            bool with_gradients,
+                                            models::CausalLM& model,
+                                            parallel::Groups& groups);
+
+// Moves what this rank holds of the model.
+std::unique_ptr<optim::AdamW> make_optimizer(const OptimConfig& optim,
+                                             models::CausalLM& model,
+                                             parallel::Groups& groups);
+
+// The weights of a whole model without masters that are filled from parts.
+class FilledWeights {
+ public:
+  // `model` is borrowed; its weights go.
+  explicit FilledWeights(models::CausalLM& model);
+  bool are_there() const { return are_there_; }
+  void fill(parallel::Fsdp& from);  // (all ranks)
+  void drop();
+
+ private:
+  std::vector<parallel::UnitWeights> units_;
+  bool are_there_ = true;
+};
+
+}  // namespace banyan::train
