@@ -13,7 +13,7 @@ from pathlib import Path
 
 LAYERS: list[set[str]] = [
     {"core"},
-    {"trie", "kernels", "io"},
+    {"feature", "trie", "kernels", "io"},
     {"ops"},
     {"parallel"},
     {"nn"},

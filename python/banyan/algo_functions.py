@@ -7,13 +7,12 @@ names, and only those.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from banyan import user_code
 from banyan.config.resolve import Resolved
 from banyan.errors import RunError, UserError
 
@@ -80,14 +79,7 @@ def _from_file(key: str, name: str) -> Function:
     path = Path(path_text).expanduser()
     if path.suffix != ".py" or not path.is_file():
         raise UserError(f"{key}: wanted FILE.py:FUNCTION, got {name}: no such file: {path}")
-    spec = importlib.util.spec_from_file_location(f"banyan_user_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{key}: {path}: wanted a Python file (.py)")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"{key}: {path} cannot be loaded: {_place(error, path)}") from error
+    module = user_code.load_file(key, path)
     function = getattr(module, function_name, None)
     if not callable(function):
         raise UserError(f"{key}: wanted a function {function_name} in {path}, which is missing")
@@ -124,20 +116,9 @@ def _guarded(
             return convert(result, arguments)
         except Exception as error:
             path = Path(name.rpartition(":")[0]).expanduser()
-            raise RunError(f"{key}: {name} failed: {_place(error, path)}") from error
+            raise RunError(f"{key}: {name} failed: {user_code.place(error, path)}") from error
 
     return call
-
-
-def _place(error: BaseException, path: Path) -> str:
-    """The error with the line of the user's file where it arose."""
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).resolve() == path.resolve()
-    ]
-    where = f" (line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {error}{where}"
 
 
 def _loss(result: Any, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, float]]:

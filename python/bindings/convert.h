@@ -37,6 +37,7 @@ void bind_finetune(py::module_& module);
 void bind_algo(py::module_& module);
 void bind_user_function(py::module_& module);
 void bind_library(py::module_& module);
+void bind_feature(py::module_& module);
 void bind_bench(py::module_& module);
 
 }  // namespace banyan::bindings

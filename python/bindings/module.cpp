@@ -44,5 +44,6 @@ PYBIND11_MODULE(_C, module) {
   banyan::bindings::bind_algo(module);
   banyan::bindings::bind_user_function(module);
   banyan::bindings::bind_library(module);
+  banyan::bindings::bind_feature(module);
   banyan::bindings::bind_bench(module);
 }

@@ -6,22 +6,11 @@
 
 #include <ATen/ops/tensor.h>
 
+#include "callable.h"
 #include "convert.h"
 
 namespace banyan::bindings {
 namespace {
-
-// A callable that lives until its last C++ owner is gone, whoever that is and whenever: without the
-// GIL, or after the interpreter has ended (then it is left alone).
-using Callable = std::shared_ptr<py::object>;
-
-Callable hold(py::object function) {
-  return {new py::object(std::move(function)), [](py::object* held) {
-            if (Py_IsInitialized() == 0) return;
-            const py::gil_scoped_acquire acquire;
-            delete held;
-          }};
-}
 
 py::object optional(const at::Tensor& tensor) {
   return tensor.defined() ? py::cast(tensor) : py::none();

@@ -64,4 +64,4 @@ def test_too_few_rows_for_a_batch_are_said(config):
 
 def test_the_core_gets_counts_of_rows(config):
     tree = json.loads(finetune.core_config(config, finetune.load(config, "sft")))
-    assert tree["_shell"] == {"num_train_rows": 7, "num_val_rows": 0}
+    assert tree["_shell"] == {"num_train_rows": 7, "num_val_rows": 0, "features": {}}

@@ -32,6 +32,9 @@ class StandInCore:
     def total_steps(self, config_json):
         return json.loads(config_json)["trainer"]["total_training_steps"]
 
+    def mesh_shape(self, config_json):
+        return {}
+
     def train(self, config_json, host):
         self.config = json.loads(config_json)
         if self.fail == "load":

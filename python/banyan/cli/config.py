@@ -78,7 +78,7 @@ def _unread(name: str, trainer: str) -> str | None:
     )
     return (
         f"{name}\n  {entry.meaning}\n  verl's default: {entry.default}\n  {state}: {entry.reason}\n"
-        f"  stands in config/{table.file_of(trainer)}"
+        f"  stands in config/{entry.file}"
     )
 
 

@@ -10,6 +10,7 @@ import argparse
 import importlib
 import sys
 import traceback
+from contextlib import ExitStack
 
 from banyan import version
 from banyan.errors import RunError, UserError
@@ -33,6 +34,7 @@ VERBS = {
     "chat": ("banyan.cli.chat", "talk to a model in the terminal"),
     "data": ("banyan.cli.data", "make or convert data files"),
     "config": ("banyan.cli.config", "show the resolved configuration, or explain a key"),
+    "features": ("banyan.cli.features", "list the features, their switches and what each is here"),
     "trie": ("banyan.cli.trie", "explain what sharing makes of a batch of token ids"),
     "serve": ("banyan.cli.serve", "serve a model over HTTP: OpenAI, vLLM and SGLang routes"),
     "bench": ("banyan.bench.cli", "time a step or a rollout"),
@@ -73,7 +75,8 @@ def _run(verb: str, argv: list[str]) -> int:
             not action.option_strings and action.nargs == "*" for action in parser._actions
         )
         args = parser.parse_intermixed_args(argv) if positional else parser.parse_args(argv)
-        return module.run(args)
+        with ExitStack() as args.at_exit:  # what a command needs until it ends
+            return module.run(args)
     except UserError as error:
         print(f"banyan {verb}: {error}", file=sys.stderr)
         return _WRONG_INPUT

@@ -8,6 +8,8 @@ from typing import Any
 
 from banyan.data.chat import Chat
 from banyan.errors import UserError, core_text
+from banyan.feature import loading
+from banyan.feature.registry import Registry
 from banyan.trainer.inputs import check_model
 
 
@@ -24,6 +26,20 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kernels", default="native", choices=("native", "aten"), help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--feature",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="file or module with features that the model was trained under (docs/guides/features.md)",
+    )
+    parser.add_argument(
+        "--feature-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of those features, as banyan.feature.args.NAME",
     )
 
 
@@ -52,9 +68,10 @@ def check(args: argparse.Namespace) -> Chat:
 
 
 def load_model(args: argparse.Namespace) -> tuple[Any, Any]:
-    """The extension and the model. Raises UserError for a missing or damaged file."""
+    """The extension and the model; features are in force until the command ends. Raises UserError."""
     from banyan import extension
 
+    features = _features(args)
     core = extension.load()
     try:
         model = core.Model.load(
@@ -62,7 +79,26 @@ def load_model(args: argparse.Namespace) -> tuple[Any, Any]:
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(core_text(error)) from error
+    args.at_exit.enter_context(loading.in_force(features, core, [], lambda line: None))
     return core, model
+
+
+def _features(args: argparse.Namespace) -> Registry | None:
+    """The checked features that --feature names; None without any."""
+    import yaml
+
+    if not args.feature and not args.feature_arg:
+        return None
+    given = {}
+    for text in args.feature_arg:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UserError(f"--feature-arg: wanted NAME=VALUE, got {text}")
+        given[name] = yaml.safe_load(value)
+    values = {loading.MODULES_KEY: args.feature, loading.ARGS_KEY: given}
+    registry = loading.registry(values, {})
+    registry.prepare()
+    return registry
 
 
 def generate(

@@ -16,6 +16,7 @@ from typing import Any, cast
 from banyan.config import (
     arguments,
     checks,
+    features,
     finetune_checks,
     rollout,
     schema,
@@ -25,6 +26,8 @@ from banyan.config import (
     types,
 )
 from banyan.errors import UserError
+from banyan.feature import loading
+from banyan.feature.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Resolved:
     notes: list[str] = field(
         default_factory=list
     )  # what is said once: equivalents and renamed keys
+    switches: dict[str, Any] = field(default_factory=dict)  # keys of features that were given
+    features: Registry | None = None  # the user's; None: they were not asked for
 
     def __getitem__(self, name: str) -> Any:
         """Value of a dotted key."""
@@ -51,6 +56,7 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     partial: bool = False,
     trainer: str = "ppo",
+    load_features: bool | None = None,
 ) -> Resolved:
     """Composes and checks the configuration.
 
@@ -61,6 +67,7 @@ def resolve(
         environ: environment variables, os.environ if None.
         partial: keep keys without a value as None and skip checks between keys (`banyan config show`).
         trainer: whose keys these are: ppo, sft or dpo.
+        load_features: load the user's features and run their checks; None: unless `partial`.
 
     Raises:
         UserError: one line naming the key, what was wanted and what came.
@@ -72,15 +79,26 @@ def resolve(
     if trainer == "ppo":
         notes += spellings.apply(leaves)
         notes += sharing.apply(leaves, os.environ if environ is None else environ)
+    switches = features.given(leaves)
     notes += _check_unread(leaves, args.removed, trainer)
     values = _check_honoured(leaves, args.removed, partial, trainer)
     rules = _rules(trainer)
     if trainer == "ppo":
         notes += rollout.apply(values)
     notes += rules.rename(values)
-    if not partial:
-        rules.check_between_keys(values)
-    return Resolved(_nest(values), notes)
+
+    def check_rules() -> None:
+        if not partial:
+            rules.check_between_keys(values)
+
+    registry = None
+    if load_features if load_features is not None else not partial:
+        registry = loading.registry(values, features.on(switches))
+        features.check_relations(switches)
+        registry.prepare(check_rules)
+    else:
+        check_rules()
+    return Resolved(_nest(values), notes, switches, registry)
 
 
 def defaults() -> dict[str, Any]:

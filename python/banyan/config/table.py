@@ -30,6 +30,7 @@ class Entry:
     default: str
     reason: str
     meaning: str
+    file: str = ""  # that it stands in
 
     def is_default(self, value: Any) -> bool:
         """True if `value` is verl's default, so that a refused key may carry it."""
@@ -56,7 +57,11 @@ def entries(trainer: str = "ppo") -> dict[str, Entry]:
             reasons[cells[0][1:]] = cells[1]
         else:
             name, state, default, reason, meaning = cells
-            found[name] = Entry(name, state, default, reasons[reason], meaning)
+            found[name] = Entry(name, state, default, reasons[reason], meaning, file.name)
+    if trainer == "ppo":
+        from banyan.config import features  # which reads the keys of this file
+
+        found |= features.entries()
     return found
 
 

@@ -20,6 +20,7 @@ from banyan.data import examples, turns
 from banyan.data.chat import Chat
 from banyan.data.loader import Loader
 from banyan.errors import RunError, UserError, core_text
+from banyan.feature import loading
 from banyan.launch import session
 from banyan.log.loggers import RankLog, RunLog
 from banyan.trainer import run_directory
@@ -103,6 +104,7 @@ def core_config(config: Resolved, inputs: Inputs) -> str:
     tree["_shell"] = {
         "num_train_rows": len(inputs.train),
         "num_val_rows": len(inputs.validation) if inputs.validation else 0,
+        "features": config.features.sources if config.features else {},
     }
     return json.dumps(tree)
 
@@ -163,7 +165,8 @@ def _train(config: Resolved, inputs: Inputs, core: Any, settings: str, ranks: se
             log.say(line)
         host = Host(config, inputs, log, lambda: interrupt.asked)
         try:
-            outcome = core.finetune(settings, host, ranks.core)
+            with loading.in_force(config.features, core, [], log.say):
+                outcome = core.finetune(settings, host, ranks.core)
         except (ValueError, IndexError, TypeError, OSError) as error:
             kind = RunError if host.has_started else UserError
             raise kind(core_text(error)) from error

@@ -115,6 +115,7 @@ def core_config(config: Resolved, inputs: Inputs) -> str:
         "num_train_rows": len(inputs.train),
         "stop_ids": inputs.chat.stop_ids(),
         "model_dir": config["actor_rollout_ref.model.path"],
+        "features": config.features.sources if config.features else {},
     }
     return json.dumps(tree)
 

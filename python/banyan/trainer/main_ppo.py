@@ -18,6 +18,7 @@ from banyan import algo_functions, extension
 from banyan.config import schema
 from banyan.config.resolve import Resolved, resolve
 from banyan.errors import RunError, UserError, core_text
+from banyan.feature import loading
 from banyan.launch import session
 from banyan.trainer import inputs as run_inputs
 from banyan.trainer import run_directory
@@ -48,14 +49,23 @@ def add_config_arguments(parser: argparse.ArgumentParser, config_name: str = "pp
 
 def resolve_arguments(args: argparse.Namespace, partial: bool = False) -> Resolved:
     """The configuration that the arguments name. Raises UserError."""
-    if args.config_path is not None and not args.config_path.is_dir():
-        raise UserError(f"--config-path: wanted a folder, got {args.config_path}")
+    check_config_path(args)
     overrides = list(args.overrides)
     if getattr(args, "share", None):
         overrides.append(f"actor_rollout_ref.sharing.mode={args.share}")
     name = args.config_name.removesuffix(".yaml")
-    trainer = name.removesuffix("_trainer") if name in schema.TRAINERS else "ppo"
-    return resolve(overrides, name, args.config_path, partial=partial, trainer=trainer)
+    return resolve(overrides, name, args.config_path, partial=partial, trainer=trainer_of(name))
+
+
+def check_config_path(args: argparse.Namespace) -> None:
+    """Raises UserError unless the folder of YAML files is there, if one is named."""
+    if args.config_path is not None and not args.config_path.is_dir():
+        raise UserError(f"--config-path: wanted a folder, got {args.config_path}")
+
+
+def trainer_of(config_name: str) -> str:
+    """Whose keys a configuration has: ppo, unless the name is that of another trainer's file."""
+    return config_name.removesuffix("_trainer") if config_name in schema.TRAINERS else "ppo"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -129,7 +139,9 @@ def _train(
     reward_log = directory / ("reward.log" if ranks.is_first else f"reward_{ranks.rank}.log")
     outcome: dict[str, Any] = {}
     report = None
+    urls = config["actor_rollout_ref.rollout.server_urls"]
     with (
+        loading.in_force(config.features, core, urls, log.say),
         RewardManager(config.tree, reward_log) as rewards,
         Interrupt(log.say) as interrupt,
         _generator(config, log.say) as generator,

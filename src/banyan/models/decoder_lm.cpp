@@ -1,6 +1,7 @@
 #include "banyan/models/decoder_lm.h"
 
 #include "banyan/core/error.h"
+#include "banyan/ops/slots.h"
 
 namespace banyan::models {
 namespace {
@@ -47,7 +48,9 @@ at::Tensor DecoderLM::forward(const at::Tensor& ids,
 }
 
 at::Tensor DecoderLM::infer(ops::KvPool& pool, const ops::PagedBatch& batch) {
-  return is_native(options_) ? decoder_->infer(pool, batch) : CausalLM::infer(pool, batch);
+  // The native pass has its own code for every op of the body: not where a slot is changed.
+  const bool fused = is_native(options_) && !ops::is_body_changed();
+  return fused ? decoder_->infer(pool, batch) : CausalLM::infer(pool, batch);
 }
 
 void DecoderLM::backward(std::unique_ptr<Saved> saved,

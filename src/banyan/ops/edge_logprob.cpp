@@ -12,6 +12,8 @@
 #include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/head.h"
 #include "banyan/ops/detail/edge_logprob_aten.h"
+#include "banyan/ops/detail/originals.h"
+#include "banyan/ops/slots.h"
 
 namespace banyan::ops {
 
@@ -163,6 +165,8 @@ kernels::KeptProbabilities HeadMemory::held(int64_t kept) const {
   return kept == number_ && kept > 0 ? now_ : kernels::KeptProbabilities{};
 }
 
+namespace detail {
+
 EdgeLogprob edge_logprob_forward(const at::Tensor& hidden,
                                  const LinearWeight& head,
                                  const EdgeIndex& index,
@@ -244,6 +248,8 @@ at::Tensor edge_logprob_backward(const at::Tensor& hidden,
   return grad_hidden;
 }
 
+}  // namespace detail
+
 at::Tensor head_logits(const at::Tensor& hidden,
                        const LinearWeight& head,
                        const ComputeOptions& options) {
@@ -285,6 +291,11 @@ at::Tensor sum_squared_probabilities(const at::Tensor& hidden,
                hidden.size(0),
                "], got ",
                lse.sizes());
+  BANYAN_CHECK(
+      !cross_entropy_slot().is_changed(),
+      "[feature] cross_entropy: wanted the original where sums of squared probabilities are "
+      "wanted (optimal_token_baseline, calculate_sum_pi_squared), which come from the head's "
+      "own logits; it is changed");
   constexpr int64_t kRows = 32;  // 32 rows of a 152k vocabulary are 20 MB of logits
   at::Tensor sums = at::empty_like(lse);
   for (int64_t first = 0; first < hidden.size(0); first += kRows) {

@@ -10,6 +10,7 @@
 #include "banyan/core/error.h"
 #include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/gemm.h"
+#include "banyan/ops/detail/originals.h"
 #include "banyan/ops/linear.h"
 
 namespace banyan::ops {
@@ -56,6 +57,8 @@ void add_rows(const From* dy, const int32_t* ids, int64_t tokens, int64_t column
 }
 
 }  // namespace
+
+namespace detail {
 
 at::Tensor embedding_forward(const at::Tensor& ids, const LinearWeight& weight) {
   const profile::Scope timed("embedding",
@@ -129,4 +132,5 @@ void embedding_backward(const at::Tensor& dy, const at::Tensor& ids, at::Tensor&
   }
 }
 
+}  // namespace detail
 }  // namespace banyan::ops

@@ -12,6 +12,7 @@
 #include "banyan/kernels/cpu/gemm.h"
 #include "banyan/kernels/cpu/huge_pages.h"
 #include "banyan/ops/detail/dtype.h"
+#include "banyan/ops/detail/originals.h"
 
 namespace banyan::ops {
 
@@ -114,6 +115,8 @@ void pack_weight(const at::Tensor& master,
     weight.packed_t = at::Tensor();
   }
 }
+
+namespace detail {
 
 at::Tensor linear_forward(const at::Tensor& x,
                           const LinearWeight& weight,
@@ -223,4 +226,5 @@ void linear_backward_weight(const at::Tensor& dy,
   }
 }
 
+}  // namespace detail
 }  // namespace banyan::ops

@@ -3,6 +3,7 @@
 #include "banyan/ops/paged_attention.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
@@ -17,6 +18,7 @@
 #include "banyan/ops/detail/attention_aten.h"
 #include "banyan/ops/detail/attention_check.h"
 #include "banyan/ops/detail/dtype.h"
+#include "banyan/ops/slots.h"
 
 namespace banyan::ops {
 
@@ -181,14 +183,11 @@ void write_native(const std::vector<PagedRun>& runs,
   });
 }
 
-// One run: writes its keys and values, then attends over all of its positions.
-at::Tensor attend_run_aten(const PagedRun& run,
-                           const at::Tensor& q,
-                           const at::Tensor& k,
-                           const at::Tensor& v,
-                           at::Tensor& layer,
-                           double scale,
-                           at::Tensor* lse) {
+// Keys and values of a run into its pages.
+void write_run_aten(const PagedRun& run,
+                    const at::Tensor& k,
+                    const at::Tensor& v,
+                    at::Tensor& layer) {
   const int64_t length = static_cast<int64_t>(run.first_position) + run.num_tokens;
   for (int64_t position = run.first_position; position < length;) {
     const int64_t stop = std::min(length, (position / kPathTile + 1) * kPathTile);
@@ -199,16 +198,105 @@ at::Tensor attend_run_aten(const PagedRun& run,
     page.select(2, 1).copy_(v.slice(0, first, first + stop - position));
     position = stop;
   }
-  const at::Tensor pages = at::tensor(run.pages, at::kInt).to(layer.device());
-  const at::Tensor gathered =
-      layer.index_select(0, pages).flatten(0, 1).slice(0, 0, length);  // [L, K, 2, D]
-  const detail::DenseAttention dense =
-      detail::dense_attention(q, gathered.select(2, 0), gathered.select(2, 1), scale);
+}
+
+struct PathKeys {
+  at::Tensor k;  // [L, K, D]
+  at::Tensor v;
+};
+
+// Keys and values of all positions of a run, from its pages.
+PathKeys path_keys(const PagedRun& run, const at::Tensor& layer, bool native) {
+  const int64_t length = static_cast<int64_t>(run.first_position) + run.num_tokens;
+  const at::Tensor pages =
+      layer.index_select(0, at::tensor(run.pages, at::kInt).to(layer.device()));
+  if (!native) {
+    const at::Tensor all = pages.flatten(0, 1).slice(0, 0, length);  // [L, K, 2, D]
+    return {all.select(2, 0), all.select(2, 1)};
+  }
+  // The forms of kernels/cpu/attention_tile.h: keys [D / 2][64][2], values [64 / 2][D][2].
+  const int64_t n = pages.size(0);
+  const int64_t heads = pages.size(1);
+  const int64_t dim = pages.size(3) / kPathTile;
+  return {pages.select(2, 0)
+              .reshape({n, heads, dim / 2, kPathTile, 2})
+              .permute({0, 3, 1, 2, 4})
+              .reshape({n * kPathTile, heads, dim})
+              .slice(0, 0, length),
+          pages.select(2, 1)
+              .reshape({n, heads, kPathTile / 2, dim, 2})
+              .permute({0, 2, 4, 1, 3})
+              .reshape({n * kPathTile, heads, dim})
+              .slice(0, 0, length)};
+}
+
+// One run attends over all of its positions.
+at::Tensor attend_run_aten(const PagedRun& run,
+                           const at::Tensor& q,
+                           const at::Tensor& layer,
+                           double scale,
+                           at::Tensor* lse) {
+  const PathKeys keys = path_keys(run, layer, /*native=*/false);
+  const detail::DenseAttention dense = detail::dense_attention(q, keys.k, keys.v, scale);
   if (lse != nullptr) *lse = dense.lse;
   return dense.out;
 }
 
 }  // namespace
+
+// fn(run, its first token in the batch, the one behind its last)
+template <typename Function>
+void PagedAttention::for_each_run(const Function& fn) const {
+  int64_t first = 0;
+  for (const PagedRun& run : runs_) {
+    fn(run, first, first + run.num_tokens);
+    first += run.num_tokens;
+  }
+}
+
+void PagedAttention::write(const at::Tensor& k, const at::Tensor& v, at::Tensor& layer) const {
+  if (is_native(pool_.options())) {
+    write_native(runs_, k.contiguous(), v.contiguous(), layer);
+    return;
+  }
+  for_each_run([&](const PagedRun& run, int64_t first, int64_t last) {
+    write_run_aten(run, k.slice(0, first, last), v.slice(0, first, last), layer);
+  });
+}
+
+// The slot's chain, run by run: the positions before are keys only, and each follows the one before
+// it. The original attends that run as without a slot; if a wrapper hands it other keys or values,
+// with plain operators over those.
+at::Tensor PagedAttention::forward_changed(const AttentionOp& op,
+                                           int64_t layer_index,
+                                           const at::Tensor& q,
+                                           double scale) {
+  at::Tensor out = at::empty(q.sizes(), q.options());
+  const at::Tensor& layer = pool_.layer(layer_index);
+  for_each_run([&](const PagedRun& run, int64_t first, int64_t last) {
+    const PathKeys keys = path_keys(run, layer, is_native(pool_.options()));
+    AttentionCall call{.layer = layer_index,
+                       .q = q.slice(0, first, last),
+                       .k = keys.k,
+                       .v = keys.v,
+                       .parent = at::arange(-1, keys.k.size(0) - 1, at::kInt),
+                       .scale = scale};
+    call.own_forward = [&](const AttentionCall& of) {
+      AttentionResult result;
+      if (of.k.is_same(keys.k) && of.v.is_same(keys.v)) {
+        result.out =
+            PagedAttention(pool_, {run}, grouped_).attend(layer_index, of.q, of.scale, &result.lse);
+      } else {
+        detail::DenseAttention dense = detail::dense_attention(of.q, of.k, of.v, of.scale);
+        result = {std::move(dense.out), std::move(dense.lse)};
+      }
+      return result;
+    };
+    const at::Tensor rows = op.forward(call).out;
+    out.slice(0, first, last).copy_(slot_result(attention_slot(), "out", rows, call.q.sizes(), q));
+  });
+  return out;
+}
 
 at::Tensor PagedAttention::forward(int64_t layer_index,
                                    const at::Tensor& q,
@@ -225,6 +313,19 @@ at::Tensor PagedAttention::forward(int64_t layer_index,
                pool_.head_dim(),
                ", got ",
                k.sizes());
+  write(k, v, pool_.layer(layer_index));
+  if (const auto op = attention_slot().changed()) [[unlikely]] {
+    BANYAN_ASSERT(lse == nullptr, "[paged_attention] the rollout wants no lse");
+    return forward_changed(*op, layer_index, q, scale);
+  }
+  return attend(layer_index, q, scale, lse);
+}
+
+// Over what the pages hold.
+at::Tensor PagedAttention::attend(int64_t layer_index,
+                                  const at::Tensor& q,
+                                  double scale,
+                                  at::Tensor* lse) {
   at::Tensor& layer = pool_.layer(layer_index);
   at::Tensor out = at::empty(q.sizes(), q.options());
   if (lse != nullptr) {
@@ -232,28 +333,22 @@ at::Tensor PagedAttention::forward(int64_t layer_index,
                      q.options().dtype(detail::accumulate_type(q.scalar_type())));
   }
   if (!is_native(pool_.options())) {
-    int64_t first = 0;
-    for (const PagedRun& run : runs_) {
-      const int64_t last = first + run.num_tokens;
+    for_each_run([&](const PagedRun& run, int64_t first, int64_t last) {
       at::Tensor run_lse;
       out.slice(0, first, last)
-          .copy_(attend_run_aten(run,
-                                 q.slice(0, first, last),
-                                 k.slice(0, first, last),
-                                 v.slice(0, first, last),
-                                 layer,
-                                 scale,
-                                 lse == nullptr ? nullptr : &run_lse));
+          .copy_(attend_run_aten(
+              run, q.slice(0, first, last), layer, scale, lse == nullptr ? nullptr : &run_lse));
       if (lse != nullptr) lse->slice(0, first, last).copy_(run_lse);
-      first = last;
-    }
+    });
     return out;
   }
-  write_native(runs_, k.contiguous(), v.contiguous(), layer);
   const at::Tensor queries = q.contiguous();
   kernels::AttendInput input;
-  input.shape = detail::attention_shape(q, k, scale);
-  input.num_tokens = num_tokens;
+  input.shape = {.num_heads = q.size(1),
+                 .num_kv_heads = pool_.num_kv_heads(),
+                 .head_dim = pool_.head_dim(),
+                 .scale = static_cast<float>(scale)};
+  input.num_tokens = q.size(0);
   input.q = bf16_bits(queries);
   input.tiles = bf16_bits(layer);
   input.tile_lists = rows_->pages.data();

@@ -17,6 +17,8 @@
 
 namespace banyan::ops {
 
+struct AttentionOp;  // ops/slots.h
+
 // Keys and values of all layers. A page is addressed by one index valid in every layer.
 class KvPool {
  public:
@@ -83,6 +85,15 @@ class PagedAttention final : public AttentionContext {
                               double scale) override;
 
  private:
+  template <typename Function>
+  void for_each_run(const Function& fn) const;
+  void write(const at::Tensor& k, const at::Tensor& v, at::Tensor& layer) const;
+  at::Tensor attend(int64_t layer_index, const at::Tensor& q, double scale, at::Tensor* lse);
+  at::Tensor forward_changed(const AttentionOp& op,
+                             int64_t layer_index,
+                             const at::Tensor& q,
+                             double scale);
+
   struct Rows;  // what attends what, per token of the batch
   KvPool& pool_;
   std::vector<PagedRun> runs_;

@@ -10,6 +10,7 @@
 #include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/rms_norm.h"
 #include "banyan/ops/detail/dtype.h"
+#include "banyan/ops/detail/originals.h"
 
 namespace banyan::ops {
 namespace {
@@ -41,6 +42,8 @@ at::Tensor inverse_rms(const at::Tensor& wide, double eps) {
 }
 
 }  // namespace
+
+namespace detail {
 
 at::Tensor rms_norm_forward(const at::Tensor& x,
                             const at::Tensor& weight,
@@ -124,4 +127,5 @@ at::Tensor rms_norm_backward(const at::Tensor& dy,
   return dx.to(x.scalar_type());
 }
 
+}  // namespace detail
 }  // namespace banyan::ops

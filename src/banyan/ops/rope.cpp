@@ -8,6 +8,7 @@
 #include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/rope.h"
 #include "banyan/ops/detail/dtype.h"
+#include "banyan/ops/detail/originals.h"
 
 namespace banyan::ops {
 namespace {
@@ -103,6 +104,8 @@ at::Tensor rotate(const at::Tensor& x,
 
 }  // namespace
 
+namespace detail {
+
 at::Tensor rope_forward(const at::Tensor& x,
                         const at::Tensor& positions,
                         const at::Tensor& cos,
@@ -135,4 +138,5 @@ void rope_backward_into(const at::Tensor& dy,
   rotate(dy, positions, cos, sin, /*transpose=*/true, options, out);
 }
 
+}  // namespace detail
 }  // namespace banyan::ops

@@ -10,6 +10,7 @@
 #include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/swiglu.h"
 #include "banyan/ops/detail/dtype.h"
+#include "banyan/ops/detail/originals.h"
 
 namespace banyan::ops {
 namespace {
@@ -28,6 +29,8 @@ void check(const at::Tensor& gate_up, const ComputeOptions& options) {
 }
 
 }  // namespace
+
+namespace detail {
 
 at::Tensor swiglu_forward(const at::Tensor& gate_up, const ComputeOptions& options) {
   // Reads 2 F columns, writes F.
@@ -91,4 +94,5 @@ SwigluGradients swiglu_backward(const at::Tensor& dy,
           gate.mul(s).mul_(up).to(gate_up.scalar_type())};
 }
 
+}  // namespace detail
 }  // namespace banyan::ops

@@ -21,6 +21,7 @@
 #include "banyan/ops/detail/dtype.h"
 #include "banyan/ops/detail/trie_attention_aten.h"
 #include "banyan/ops/detail/trie_index.h"
+#include "banyan/ops/slots.h"
 
 namespace banyan::ops {
 
@@ -228,6 +229,45 @@ profile::Work TrieAttention::work(const at::Tensor& q, const at::Tensor& k, bool
           .bytes = backward ? 4 * queries + 2 * keys : 2 * queries + keys};
 }
 
+// What a changed op is given. The original computes as without a slot; if a wrapper hands it other
+// keys or values, with plain operators over all of them, carried ones too.
+AttentionCall TrieAttention::call_of(
+    int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  AttentionCall call{.layer = layer,
+                     .q = q,
+                     .k = with_carried(carry_, &CarryStore::k, layer, k),
+                     .v = with_carried(carry_, &CarryStore::v, layer, v),
+                     .parent = at::tensor(index_->trie.par, at::kInt),
+                     .scale = scale};
+  const auto has_keys = [all_k = call.k, all_v = call.v](const AttentionCall& of) {
+    return of.k.is_same(all_k) && of.v.is_same(all_v);
+  };
+  call.own_forward = [this, has_keys, k, v](const AttentionCall& of) {
+    AttentionResult result;
+    if (has_keys(of)) {
+      result.out = own_forward(of.layer, of.q, k, v, of.scale, &result.lse);
+    } else {
+      detail::DenseAttention dense =
+          detail::trie_attention_aten(index_->trie, carry_.num_carried, of.q, of.k, of.v, of.scale);
+      result = {std::move(dense.out), std::move(dense.lse)};
+    }
+    return result;
+  };
+  call.own_backward = [this, has_keys, k, v](const AttentionCall& of,
+                                             const at::Tensor& grad_out,
+                                             const at::Tensor& out,
+                                             const at::Tensor& lse) {
+    if (has_keys(of)) {
+      AttentionGradients own = own_backward(of.layer, grad_out, of.q, k, v, out, lse, of.scale);
+      return AttentionSlotGradients{own.dq, own.dk, own.dv, /*is_settled=*/true};
+    }
+    detail::DenseAttentionGradients dense = detail::trie_attention_aten_backward(
+        index_->trie, carry_.num_carried, grad_out, of.q, of.k, of.v, out, lse, of.scale);
+    return AttentionSlotGradients{dense.dq, dense.dk, dense.dv};
+  };
+  return call;
+}
+
 at::Tensor TrieAttention::forward(int64_t layer,
                                   const at::Tensor& q,
                                   const at::Tensor& k,
@@ -237,6 +277,20 @@ at::Tensor TrieAttention::forward(int64_t layer,
   const profile::Scope timed("attention", [&] { return work(q, k, /*backward=*/false); });
   check_inputs(layer, q, k, v);
   if (!carry_.offered.empty()) offer(carry_, layer, k, v);
+  const auto op = attention_slot().changed();
+  if (!op) [[likely]]
+    return own_forward(layer, q, k, v, scale, lse);
+  AttentionResult result = op->forward(call_of(layer, q, k, v, scale));
+  if (lse != nullptr) *lse = std::move(result.lse);
+  return slot_result(attention_slot(), "out", result.out, q.sizes(), q);
+}
+
+at::Tensor TrieAttention::own_forward(int64_t layer,
+                                      const at::Tensor& q,
+                                      const at::Tensor& k,
+                                      const at::Tensor& v,
+                                      double scale,
+                                      at::Tensor* lse) {
   if (!is_native(options_)) {
     detail::DenseAttention dense =
         detail::trie_attention_aten(index_->trie,
@@ -291,15 +345,49 @@ AttentionGradients TrieAttention::backward(int64_t layer,
                grad_out.sizes(),
                " and ",
                out.sizes());
-  BANYAN_CHECK(lse.dim() == 2 && lse.size(0) == q.size(0) && lse.size(1) == q.size(1) &&
+  for (const CarrySource& source : carry_.sources) source.store->ensure_gradient(layer);
+  const auto op = attention_slot().changed();
+  if (!op) [[likely]]
+    return own_backward(layer, grad_out, q, k, v, out, lse, scale);
+  const AttentionCall call = call_of(layer, q, k, v, scale);
+  AttentionSlotGradients grads = op->backward(call, grad_out, out, lse);
+  const auto checked = [](const char* what, const at::Tensor& got, const at::Tensor& like) {
+    return slot_result(attention_slot(), what, got, like.sizes(), like);
+  };
+  grads.dq = checked("dq", grads.dq, q);
+  if (grads.is_settled) return {grads.dq, checked("dk", grads.dk, k), checked("dv", grads.dv, v)};
+  const auto part = [&](const char* what,
+                        const at::Tensor& all,
+                        const at::Tensor& of,
+                        std::vector<at::Tensor> CarryStore::* sums) {
+    // In the accumulate type or in that of the keys; a copy, so that what the op returned stays.
+    const at::ScalarType wide = detail::accumulate_type(of.scalar_type());
+    const at::Tensor own =
+        all.defined() ? all.to(wide, /*non_blocking=*/false, /*copy=*/true) : all;
+    return settle(carry_, sums, layer, checked(what, own, of.to(wide)), of.scalar_type());
+  };
+  return {grads.dq,
+          part("dk", grads.dk, call.k, &CarryStore::dk),
+          part("dv", grads.dv, call.v, &CarryStore::dv)};
+}
+
+AttentionGradients TrieAttention::own_backward(int64_t layer,
+                                               const at::Tensor& grad_out,
+                                               const at::Tensor& q,
+                                               const at::Tensor& k,
+                                               const at::Tensor& v,
+                                               const at::Tensor& out,
+                                               const at::Tensor& lse,
+                                               double scale) {
+  BANYAN_CHECK(lse.defined() && lse.dim() == 2 && lse.size(0) == q.size(0) &&
+                   lse.size(1) == q.size(1) &&
                    lse.scalar_type() == detail::accumulate_type(q.scalar_type()),
                "[trie_attention] lse: wanted what forward wrote, [",
                q.size(0),
                ", ",
                q.size(1),
                "], got ",
-               lse.sizes());
-  for (const CarrySource& source : carry_.sources) source.store->ensure_gradient(layer);
+               lse.defined() ? lse.sizes() : at::IntArrayRef());
   if (!is_native(options_)) {
     const detail::DenseAttentionGradients dense =
         detail::trie_attention_aten_backward(index_->trie,

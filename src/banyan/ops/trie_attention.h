@@ -31,6 +31,7 @@ inline constexpr int64_t kPathTile = 64;
 // Working memory of calls, grow-only: packed tiles of one layer, packed operands of the backward.
 // Contexts that are used one after the other may share it.
 struct AttentionMemory;
+struct AttentionCall;
 std::shared_ptr<AttentionMemory> make_attention_memory();
 
 // The trie and the stores of `carry` must outlive the context. forward writes the K and V of
@@ -64,6 +65,23 @@ class TrieAttention final : public AttentionContext {
                               double scale) override;
 
  private:
+  // Without the slot (ops/slots.h).
+  at::Tensor own_forward(int64_t layer,
+                         const at::Tensor& q,
+                         const at::Tensor& k,
+                         const at::Tensor& v,
+                         double scale,
+                         at::Tensor* lse);
+  AttentionGradients own_backward(int64_t layer,
+                                  const at::Tensor& grad_out,
+                                  const at::Tensor& q,
+                                  const at::Tensor& k,
+                                  const at::Tensor& v,
+                                  const at::Tensor& out,
+                                  const at::Tensor& lse,
+                                  double scale);
+  AttentionCall call_of(
+      int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale);
   profile::Work work(const at::Tensor& q, const at::Tensor& k, bool backward) const;
   void check_inputs(int64_t layer,
                     const at::Tensor& q,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "banyan/core/error.h"
+#include "banyan/ops/detail/originals.h"
 
 namespace banyan::ops {
 namespace {
@@ -88,6 +89,8 @@ void backward_loops(const at::Tensor& wide,
 
 }  // namespace
 
+namespace detail {
+
 at::Tensor value_head_forward(const at::Tensor& hidden, const ValueHeadWeight& head) {
   check(hidden, head);
   const at::Tensor wide = hidden.to(head.weight.scalar_type()).contiguous();
@@ -141,4 +144,5 @@ at::Tensor value_head_backward(const at::Tensor& hidden,
   return at::outer(grad, head.weight.view({-1})).to(hidden.scalar_type());
 }
 
+}  // namespace detail
 }  // namespace banyan::ops

@@ -12,6 +12,7 @@
 #include "banyan/core/error.h"
 #include "banyan/core/memory.h"
 #include "banyan/core/threads.h"
+#include "banyan/feature/running.h"
 #include "banyan/optim/adamw.h"
 #include "banyan/optim/schedule.h"
 #include "banyan/train/apply_gradients.h"
@@ -144,6 +145,7 @@ class FinetuneRun {
 
   // The batch's figures; its gradients, or over several ranks the sums of what the optimizer owns.
   BatchResult gradients(const std::vector<int64_t>& rows) {
+    const feature::Running running;
     RowsOfRank own = spread_rows(rows, host_.examples(rows, /*validation=*/false), ranks_);
     BatchResult result;
     if (!own.rows.empty()) result = objective_->train(own.rows, std::move(own.examples));

@@ -4,6 +4,7 @@
 
 #include "banyan/core/memory.h"
 #include "banyan/core/profile.h"
+#include "banyan/feature/running.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/correction.h"
 #include "banyan/train/spread.h"
@@ -58,6 +59,7 @@ int64_t most(int64_t value, parallel::Collectives& ranks) {
 
 StepResult run_step(StepContext& context, int64_t step) {
   const profile::Scope timed("step");
+  const feature::Running running;
   const Config& config = context.config;
   StepResult out;
   Clock whole, stage;

@@ -12,6 +12,7 @@
 
 #include "banyan/core/error.h"
 #include "banyan/core/profile.h"
+#include "banyan/feature/running.h"
 #include "banyan/ops/carry.h"
 #include "banyan/ops/trie_attention.h"
 #include "banyan/train/clock.h"
@@ -339,6 +340,7 @@ WalkStats walk(models::CausalLM& model,
                LossScope scope,
                const LossFunction& loss,
                PassObserver* observer) {
+  const feature::Running running;
   Walk pass(model, plan, head, observer);
   pass.start_backward();
   std::vector<uint8_t> recomputed(plan.blocks.size(), 0);
@@ -403,6 +405,7 @@ SampleScores score_samples(models::CausalLM& model,
                            const HeadSpec& head,
                            PassObserver* observer) {
   const profile::PhaseScope phase(profile::Phase::kScore);
+  const feature::Running running;
   Walk pass(model, plan, head, observer);
   pass.start(std::string(plan.blocks.size(), 'F'));
   pass.forward_all();

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "banyan/core/error.h"
+#include "banyan/feature/running.h"
+#include "banyan/ops/slots.h"
 #include "banyan/rollout/sampling/noise.h"
 
 namespace banyan::rollout {
@@ -102,6 +104,7 @@ Loop::Loop(models::CausalLM& model, const EngineOptions& options)
       grouped_attention_(options.grouped_attention),
       host_kv_bytes_(options.host_kv_bytes),
       scheduler_(scheduler_options(options, kv_page_bytes(model))),
+      body_generation_(ops::body_generation()),
       drawer_(model),
       versions_{{0, "default"}} {}
 
@@ -147,6 +150,12 @@ void Loop::add(std::unique_ptr<Live>&& live) {
 }
 
 bool Loop::step() {
+  const feature::Running running;
+  // Keys and values that other ops computed are not those that the present ones attend to.
+  if (const int64_t generation = ops::body_generation(); generation != body_generation_) {
+    body_generation_ = generation;
+    scheduler_.reset_cache(/*retract=*/true);
+  }
   Clock::time_point time = Clock::now();
   if (!scheduler_.next_pass(pass_)) return false;
   lap(time, seconds_.schedule);

@@ -119,6 +119,7 @@ class Loop {
   bool grouped_attention_;
   int64_t host_kv_bytes_;
   Scheduler scheduler_;
+  int64_t body_generation_ = 0;  // ops/slots.h
   SpillMeter spill_;
   std::unique_ptr<ops::KvPool> pool_;
   std::unique_ptr<Runner> runner_;
