@@ -27,6 +27,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernels", default="native", choices=("native", "aten"), help="default: %(default)s"
     )
+    add_feature_arguments(parser)
+
+
+def add_feature_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--feature",
         action="append",

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compute type; float16 is refused (default: %(default)s)",
     )
     parser.add_argument("--kernels", default="native", choices=("native", "aten"))
+    model_arguments.add_feature_arguments(parser)
     _add_listen_options(parser.add_argument_group("where to listen"))
     parser.add_argument(
         "--request-timeout", type=float, default=3600.0, help="seconds (default: %(default)s)"
