@@ -44,6 +44,8 @@ def core_keys() -> set[str]:
         "FsdpConfig": "engine",
     }
     keys = {f"{node}.{field}" for name, node in nodes.items() for field in structs[name]}
+    # How weights are cut is reinforcement learning's alone.
+    keys -= {f"engine.{key}" for key in ("fsdp_size", "forward_prefetch", "reshard_after_forward")}
     text = (folder / "finetune_config.h").read_text()
     # Of SharingConfig what every trainer reads; the rest are switches of reinforcement learning.
     reader = (ROOT / "src/banyan/train/config_json.cpp").read_text().split("void read_sharing(")[1]
