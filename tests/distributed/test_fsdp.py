@@ -34,28 +34,25 @@ def test_gradients_and_weight_changes_equal_one_process(size, tiny):  # noqa: F8
         assert case.get("as_zero_1", True), case
 
 
-def weights(directory: Path) -> bytes:
-    return (directory / "model.safetensors").read_bytes()
-
-
-def test_a_run_in_parts_equals_one_process_and_resumes_whole(tmp_path, arguments):  # noqa: F811
-    one, two = tmp_path / "one", tmp_path / "two"
-    arguments = [*arguments, "trainer.total_training_steps=5", "trainer.save_freq=3"]
-    alone = run([sys.executable, *MAIN, *arguments, f"trainer.default_local_dir={one}"])
-    assert alone.returncode == 0, alone.stdout
-    cut = [
+def in_parts(arguments: list[str], directory: Path) -> list[str]:  # noqa: F811
+    return [
         *arguments,
         f"{ACTOR}.strategy=fsdp2",
         f"{ACTOR}.fsdp_config.forward_prefetch=true",
-        f"trainer.default_local_dir={two}",
+        f"trainer.default_local_dir={directory}",
     ]
-    both = run(torchrun(2, *MAIN, *cut))
+
+
+def test_a_run_in_parts_equals_one_process(tmp_path, arguments):  # noqa: F811
+    one, two = tmp_path / "one", tmp_path / "two"
+    arguments = [*arguments, "trainer.total_training_steps=5"]
+    alone = run([sys.executable, *MAIN, *arguments, f"trainer.default_local_dir={one}"])
+    assert alone.returncode == 0, alone.stdout
+    both = run(torchrun(2, *MAIN, *in_parts(arguments, two)))
     assert both.returncode == 0, both.stdout
     wanted, got = numbers(one), numbers(two)
     assert sorted(got) == sorted(wanted) == [0, 1, 2, 3, 4, 5]
-    for step, metrics in wanted.items():
-        for name, value in metrics.items():
-            assert got[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), (step, name)
+    expect_near(got, wanted)
     assert all(got[step]["actor/grad_norm"] > 0 for step in range(1, 6))
     assert samples(two) == samples(one)
     state = two / "global_step_5" / "state"
@@ -66,14 +63,25 @@ def test_a_run_in_parts_equals_one_process_and_resumes_whole(tmp_path, arguments
     ]
     assert by_step(read(two / "metrics.jsonl"))[1]["comm/shard/all_gather_bytes"] > 0
 
-    # One process goes on where two were; two where one was.
-    more = "trainer.total_training_steps=6"
-    whole = run([sys.executable, *MAIN, *arguments, more, f"trainer.default_local_dir={two}"])
-    assert whole.returncode == 0, whole.stdout
-    assert "global_step_5 after step 5" in whole.stdout
-    again = run(torchrun(2, *MAIN, *cut[:-1], more, f"trainer.default_local_dir={one}"))
-    assert again.returncode == 0, again.stdout
-    assert "global_step_5 after step 5" in again.stdout
-    for step, metrics in numbers(one).items():
+
+@pytest.mark.slow
+def test_one_process_goes_on_where_two_were_and_two_where_one_was(tmp_path, arguments):  # noqa: F811
+    one, two = tmp_path / "one", tmp_path / "two"
+    for directory, size in ((one, 1), (two, 2)):
+        for steps in (2, 3):  # the second time over the other number of processes
+            more = [*arguments, f"trainer.total_training_steps={steps}"]
+            if size == 1:
+                command = [sys.executable, *MAIN, *more, f"trainer.default_local_dir={directory}"]
+            else:
+                command = torchrun(2, *MAIN, *in_parts(more, directory))
+            done = run(command)
+            assert done.returncode == 0, done.stdout
+            size = 3 - size
+        assert "global_step_2 after step 2" in done.stdout
+    expect_near(numbers(two), numbers(one))
+
+
+def expect_near(got: dict, wanted: dict) -> None:
+    for step, metrics in wanted.items():
         for name, value in metrics.items():
-            assert numbers(two)[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+            assert got[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), (step, name)

@@ -43,8 +43,9 @@ struct Param {
   Cut cut = {};
   // Another rank of this copy of the model holds these numbers too and counts them in the norm.
   bool is_copy = false;
-  int64_t unit = 0;      // weights that are used together (ParamTable::set_unit)
-  bool is_form = false;  // the model computes with the master itself
+  int64_t unit = 0;  // weights that are used together (ParamTable::set_unit)
+  // The model computes with the master itself; who builds a form of its own says otherwise.
+  bool is_form = true;
 };
 
 class ParamTable {

@@ -13,11 +13,9 @@ ValueHead::ValueHead(ParamTable& table,
   const at::TensorOptions like = at::TensorOptions().dtype(dtype).device(options.device);
   compute_.weight = at::zeros({1, hidden}, like);
   weight_ = table.add("score.weight", compute_.weight);
-  table.params()[weight_].is_form = true;
   if (!with_bias) return;
   compute_.bias = at::zeros({1}, like);
   bias_ = table.add("score.bias", compute_.bias);
-  table.params()[bias_].is_form = true;
 }
 
 at::Tensor& ValueHead::grad_weight() { return table_.params()[weight_].grad; }

@@ -54,9 +54,9 @@ Logged alone(const Config& config) {
   return host.logged;
 }
 
-// What the first of `size` ranks logged.
-Logged in_parts(int64_t size, Config config) {
-  config.actor.strategy = "fsdp";
+// What the first of `size` ranks logged; with `strategy` null their weights are whole (ZeRO-1).
+Logged over(int64_t size, Config config, const char* strategy) {
+  if (strategy != nullptr) config.actor.strategy = strategy;
   Logged logged;
   testing::run_mesh(size, mesh_shape(config), [&](Groups& groups) {
     FakeHost host(tiny_prompts(config.num_train_rows), thirds);
@@ -65,6 +65,8 @@ Logged in_parts(int64_t size, Config config) {
   });
   return logged;
 }
+
+Logged in_parts(int64_t size, const Config& config) { return over(size, config, "fsdp"); }
 
 void expect_near(const Logged& got, const Logged& wanted) {
   const std::set<std::string> names = {"actor/pg_loss",
@@ -143,6 +145,23 @@ TEST(FsdpRun, EqualsThatOfOneProcess) {
          loaded(scratch / (std::string(run) + "/global_step_5"), 1, 0)) {
       EXPECT_LE(relative(tensor, one.at(name)), 1e-3) << name;
     }
+  }
+}
+
+// Rollout, scores, sums, clipping, optimizer: whole weights or parts, the run is the same.
+TEST(FsdpRun, HasTheBitsOfZero1) {
+  const ScratchDir scratch("fsdp-zero1");
+  testing::write_tiny_model(scratch);
+  for (const char* dtype : {"bfloat16", "float32"}) {
+    Config config = config_of(scratch, std::string("whole-") + dtype);
+    config.rollout.dtype = dtype;
+    config.trainer.total_training_steps = 3;
+    over(3, config, nullptr);
+    config.trainer.default_local_dir = scratch / (std::string("parts-") + dtype);
+    config.fsdp_reduce_each_block = false;  // more than one block
+    in_parts(3, config);
+    expect_same(loaded(scratch / (std::string("parts-") + dtype + "/global_step_3"), 1, 0),
+                loaded(scratch / (std::string("whole-") + dtype + "/global_step_3"), 1, 0));
   }
 }
 

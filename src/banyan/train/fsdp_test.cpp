@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 
+#include "banyan/core/error.h"
 #include "banyan/testing/five_groups.h"
 #include "banyan/testing/thread_transport.h"
 #include "banyan/train/apply_gradients.h"
@@ -311,6 +312,32 @@ TEST(Fsdp, ARankHoldsItsPart) {
     for (const auto* storage : model->params().grad_storages()) EXPECT_EQ(storage->nbytes(), 0U);
     EXPECT_TRUE(model->params().form_storages().empty());
   });
+}
+
+// A rank that fails between two passes ends the others, threads and all.
+TEST(Fsdp, ARankThatFailsEndsTheOthers) {
+  const Config config = small_blocks();
+  const trie::Plan plan = trie::plan(
+      samples_of(batch_of_five(), {0, 4, 8}),
+      plan_options(config.sharing, {true, {}}, block_limits(config.actor), /*for_backward=*/true));
+  const auto run = [&] {
+    testing::run_mesh(2, {}, [&](Groups& groups) {
+      const auto model = fresh(at::kFloat, {});
+      Fsdp fsdp(model->params(),
+                {&groups.data, &groups.shard, &groups.replica},
+                {.forward_prefetch = true},
+                [&](Pass pass) { return model->unit_uses(pass); });
+      walk(*model,
+           plan,
+           {},
+           LossScope::kSample,
+           [&](const std::vector<int32_t>&, const TokenOutputs& outputs) {
+             BANYAN_CHECK(groups.data.rank() == 0, "[loss] rank 1 fails");
+             return TokenGradients{outputs.value, {}};
+           });
+    });
+  };
+  EXPECT_THROW(run(), std::exception);
 }
 
 TEST(Fsdp, ScoresEqualOneProcess) {
