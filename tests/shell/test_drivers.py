@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from pathlib import Path
 
@@ -343,6 +345,29 @@ def test_a_broken_answer_is_asked_for_again(dialect, fault, meet):
         server.faults[ROUTES[dialect]] = [fault] * 3
         with pytest.raises(ServerError, match="after 3 tries"):
             run(generator, n=1)
+
+
+def test_what_ends_after_a_round_that_failed_reaches_nobody(tmp_path):
+    """The core's function to give responses to is gone by then; the call is still there when the generator closes."""
+    answering = threading.Event()
+
+    def law(prompt, budget, seed, name):
+        answering.wait(30)
+        return toy_law(prompt, budget, seed, name)
+
+    with ScriptedServer("vllm", law=law) as server:
+        generator = generator_for([server], "vllm", tmp_path, tolerance=None)
+        generator.connect()
+        server.faults[ROUTES["vllm"]] = [Answered(400, '{"error": {"message": "no"}}')]
+        found = []
+        with pytest.raises(ServerError, match="got 400: no"):
+            generator.generate(
+                [{"row": 0, "tokens": [11, 12, 13], "n": 2}], PARAMS, found.append, lambda: False
+            )
+        answering.set()
+        generator._runner.run(asyncio.sleep(0.3))
+        generator.close()
+    assert found == []
 
 
 @BOTH

@@ -152,8 +152,11 @@ class ServerGenerator:
         await self._wake()
         await self._check(prompts[0]["tokens"], params)
         stats = {"logical_prompt_tokens": 0, "computed_prompt_tokens": 0, "response_tokens": 0}
+        is_over = False
 
         def finished(prompt: dict[str, Any], response: Response) -> None:
+            if is_over:  # a call that outlived a round that failed: the core has gone on
+                return
             tokens, cut_law = prompt["tokens"], self._options.reports_cut_law
             stats["logical_prompt_tokens"] += len(tokens)
             stats["computed_prompt_tokens"] += len(tokens) - response.cached_tokens
@@ -161,7 +164,12 @@ class ServerGenerator:
             on_finished(trajectory(tokens, params, response, cut_law, self._version or 0))
 
         most = self._options.max_num_seqs
-        await Round(self._servers, most, params, self._calls, finished).run(prompts, should_stop)
+        try:
+            await Round(self._servers, most, params, self._calls, finished).run(
+                prompts, should_stop
+            )
+        finally:
+            is_over = True
         await self._sleep()
         return {**stats, "seconds": time.monotonic() - start}
 
