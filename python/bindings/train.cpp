@@ -197,6 +197,14 @@ py::dict run_accumulate(models::CausalLM& model,
   out["peak_activation_bytes"] = result.walk.peak_activation_bytes;
   out["peak_carry_bytes"] = result.walk.peak_carry_bytes;
   out["log_prob"] = result.log_prob;
+  if (result.routers) {
+    py::dict routers;
+    routers["balance"] = result.routers->balance;
+    routers["z"] = result.routers->z;
+    routers["max_load"] = result.routers->max_load;
+    routers["loss"] = result.routers->loss;
+    out["routers"] = routers;
+  }
   return out;
 }
 

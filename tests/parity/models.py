@@ -6,7 +6,13 @@ import json
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 SIZES = {
     "vocab_size": 131,
@@ -32,6 +38,14 @@ YARN_ROPE = {
     "beta_fast": 32.0,
     "beta_slow": 1.0,
 }
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 36,
+    "head_dim": 24,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+}
 CONFIGS = {
     "llama": LlamaConfig(**SIZES, tie_word_embeddings=True, rope_theta=1e4, rms_norm_eps=1e-5),
     "llama_untied": LlamaConfig(**SIZES, tie_word_embeddings=False, rope_theta=1e5),
@@ -41,6 +55,15 @@ CONFIGS = {
     "qwen2": Qwen2Config(**SIZES, rope_theta=1e6, rms_norm_eps=1e-6, tie_word_embeddings=True),
     "qwen3": Qwen3Config(
         **SIZES, head_dim=24, rope_theta=1e6, rms_norm_eps=1e-6, tie_word_embeddings=False
+    ),
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True),
+    # The step leaves layers 1 and 3, the list takes 3 away: one layer has experts.
+    "qwen3_moe_mixed": Qwen3MoeConfig(
+        **{**SIZES, "num_hidden_layers": 4},
+        **EXPERTS,
+        decoder_sparse_step=2,
+        mlp_only_layers=[3],
+        tie_word_embeddings=True,
     ),
 }
 

@@ -2,7 +2,7 @@
 
 It shares no code with banyan: samples are padded on the right into one batch, attention is a masked softmax over
 [B, H, S, S], log-probabilities come from full logits, and gradients from autograd. Weights are read by their HF
-names from a dict; `config` is the dict of config.json (llama, qwen2 or qwen3, default RoPE).
+names from a dict; `config` is the dict of config.json (llama, qwen2, qwen3 or qwen3_moe, default RoPE).
 """
 
 from __future__ import annotations
@@ -26,10 +26,38 @@ def rotate(x: torch.Tensor, theta: float) -> torch.Tensor:
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
 
 
+def has_experts(config: dict, layer: int) -> bool:
+    step = config.get("decoder_sparse_step") or 1
+    dense = config.get("mlp_only_layers") or []
+    return bool(config.get("num_experts")) and (layer + 1) % step == 0 and layer not in dense
+
+
+def swiglu(x: torch.Tensor, weight, prefix: str) -> torch.Tensor:
+    gate, up = (x @ weight(f"{prefix}.{part}_proj.weight").T for part in ("gate", "up"))
+    return (torch.nn.functional.silu(gate) * up) @ weight(f"{prefix}.down_proj.weight").T
+
+
+def experts(x: torch.Tensor, weight, config: dict, logits: torch.Tensor) -> torch.Tensor:
+    """Every expert on every token x [N, E], weighted with zero where it is not chosen."""
+    probability = logits.softmax(-1)
+    chosen = probability.topk(config["num_experts_per_tok"], -1).indices
+    kept = torch.zeros_like(probability).scatter(-1, chosen, 1.0) * probability
+    if config["norm_topk_prob"]:
+        kept = kept / kept.sum(-1, keepdim=True)
+    parts = [
+        kept[:, e, None] * swiglu(x, weight, f"mlp.experts.{e}") for e in range(logits.shape[-1])
+    ]
+    return torch.stack(parts).sum(0)
+
+
 def hidden_states(
-    weights: dict[str, torch.Tensor], config: dict, ids: torch.Tensor
+    weights: dict[str, torch.Tensor],
+    config: dict,
+    ids: torch.Tensor,
+    routed: dict[int, list[torch.Tensor]] | None = None,
 ) -> torch.Tensor:
-    """ids [B, S] (right padded) -> hidden after the final norm [B, S, E]."""
+    """ids [B, S] (right padded) -> hidden after the final norm [B, S, E]. The routers' logits [B S, X] are appended to
+    routed[layer]."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     eps, theta = config["rms_norm_eps"], config["rope_theta"]
@@ -58,9 +86,14 @@ def hidden_states(
         attended = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, size, heads * head_dim)
         x = x + attended @ weight("self_attn.o_proj.weight").T
         normed = rms_norm(x, weight("post_attention_layernorm.weight"), eps)
-        gate = normed @ weight("mlp.gate_proj.weight").T
-        up = normed @ weight("mlp.up_proj.weight").T
-        x = x + (torch.nn.functional.silu(gate) * up) @ weight("mlp.down_proj.weight").T
+        if not has_experts(config, layer):
+            x = x + swiglu(normed, weight, "mlp")
+            continue
+        flat = normed.flatten(0, 1)
+        logits = flat @ weight("mlp.gate.weight").T
+        if routed is not None:
+            routed.setdefault(layer, []).append(logits)
+        x = x + experts(flat, weight, config, logits).view_as(x)
     return rms_norm(x, weights["model.norm.weight"], eps)
 
 

@@ -27,6 +27,11 @@ OWN = {
         f"actor_rollout_ref.rollout.server.{leaf}"
         for leaf in "timeout max_attempts retry_delay max_connections max_start_wait_time".split()
     ),
+    # verl hands what stands in this node to Megatron.
+    *(
+        f"actor_rollout_ref.actor.megatron.override_transformer_config.{leaf}"
+        for leaf in ("moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_dtype")
+    ),
 }
 # Fields of config.h whose key is not <node of the struct>.<field name>.
 FIELD_KEYS = {
@@ -71,6 +76,7 @@ STRUCTS = {
     "fsdp",
     "megatron",
     "recompute",
+    "router",
 }
 
 

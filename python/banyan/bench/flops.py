@@ -41,15 +41,29 @@ def trie_size(samples: list[tuple[list[int], list[int]]]) -> TrieSize:
     return TrieSize(logical, len(children), pairs, len(sources))
 
 
+def _active_columns(config: dict) -> int:
+    """Columns of gate (or up) that a token is multiplied with, summed over the layers."""
+    layers = config["num_hidden_layers"]
+    sparse = [
+        layer
+        for layer in range(layers)
+        if config.get("num_experts")
+        and (layer + 1) % (config.get("decoder_sparse_step") or 1) == 0
+        and layer not in (config.get("mlp_only_layers") or [])
+    ]
+    chosen = config.get("num_experts_per_tok", 0) * config.get("moe_intermediate_size", 0)
+    return (layers - len(sparse)) * config["intermediate_size"] + len(sparse) * chosen
+
+
 def update_flops(size: TrieSize, model: Path) -> float:
-    """FLOPs of the update of `size` for the model directory (Llama, Qwen2 and Qwen3 shapes)."""
+    """FLOPs of the update of `size` for the model directory (Llama, Qwen2, Qwen3 and Qwen3-MoE shapes)."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     kv_heads = config.get("num_key_value_heads") or heads
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
-    body = layers * (attention + 3 * hidden * config["intermediate_size"])
+    body = layers * attention + 3 * hidden * _active_columns(config)
     return (
         6.0 * body * size.unique
         + 12.0 * heads * head_dim * layers * size.pairs

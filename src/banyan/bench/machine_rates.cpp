@@ -34,11 +34,17 @@ struct Matrix {
 // q, k and v as one, gate and up as one: as the decoder block multiplies them.
 std::vector<Matrix> matrices_of(const models::ModelShape& s) {
   const int64_t attended = s.heads * s.head_dim;
-  return {{attended + 2 * s.kv_heads * s.head_dim, s.hidden, s.layers},
-          {s.hidden, attended, s.layers},
-          {2 * s.intermediate, s.hidden, s.layers},
-          {s.hidden, s.intermediate, s.layers},
-          {s.vocab, s.hidden, 1}};
+  std::vector<Matrix> matrices = {{attended + 2 * s.kv_heads * s.head_dim, s.hidden, s.layers},
+                                  {s.hidden, attended, s.layers},
+                                  {s.vocab, s.hidden, 1}};
+  const auto feed_forward = [&](int64_t width, int64_t count) {
+    if (count == 0) return;
+    matrices.push_back({2 * width, s.hidden, count});
+    matrices.push_back({s.hidden, width, count});
+  };
+  feed_forward(s.intermediate, s.layers - s.moe_layers);
+  feed_forward(s.moe_intermediate, s.moe_layers * s.num_experts);
+  return matrices;
 }
 
 BANYAN_MULTIVERSION uint64_t fold(const uint64_t* words, int64_t count) {

@@ -155,8 +155,8 @@ double pass_flops(const models::ModelShape& shape,
   const auto layers = static_cast<double>(shape.layers);
   const auto attention = static_cast<double>(shape.heads * shape.head_dim);
   const auto kv = static_cast<double>(shape.kv_heads * shape.head_dim);
-  const double body = layers * hidden *
-                      (2.0 * attention + 2.0 * kv + 3.0 * static_cast<double>(shape.intermediate));
+  const double body = hidden * (layers * (2.0 * attention + 2.0 * kv) +
+                                3.0 * static_cast<double>(shape.active_columns()));
   return 6.0 * body * static_cast<double>(tokens) +
          12.0 * attention * layers * static_cast<double>(pairs) +
          6.0 * hidden * static_cast<double>(shape.vocab) * static_cast<double>(head_rows);

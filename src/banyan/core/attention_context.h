@@ -1,6 +1,6 @@
 // AttentionContext: the only thing an attention layer knows about where its keys and values are.
 // Training uses the trie of a block (ops/trie_attention.h), rollout the paged pool
-// (ops/paged_attention.h).
+// (ops/paged_attention.h). A router also asks it how many samples pass through a token.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,6 +36,9 @@ class AttentionContext {
                                       const at::Tensor& out,
                                       const at::Tensor& lse,
                                       double scale) = 0;
+
+  // Samples that pass through each token, [T] fp64 on the CPU; undefined where nobody knows.
+  virtual at::Tensor multiplicity() const { return {}; }
 };
 
 }  // namespace banyan

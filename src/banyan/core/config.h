@@ -23,6 +23,12 @@ struct RecomputeConfig {  // actor_rollout_ref.actor.megatron.override_transform
   std::vector<std::string> recompute_modules;
 };
 
+struct RouterConfig {  // actor_rollout_ref.actor.megatron.override_transformer_config
+  std::optional<double> moe_aux_loss_coeff;
+  std::optional<double> moe_z_loss_coeff;
+  std::optional<std::string> moe_router_dtype;  // fp32 | fp64
+};
+
 struct MegatronConfig {  // actor_rollout_ref.actor.megatron, critic.megatron
   bool param_offload;
   bool grad_offload;
@@ -103,6 +109,7 @@ struct ActorConfig {                                    // actor_rollout_ref.act
   OptimConfig optim;
   FsdpConfig fsdp;
   MegatronConfig megatron;
+  RouterConfig router;
   std::optional<std::string> strategy;  // fsdp | fsdp2 | megatron
 };
 

@@ -41,6 +41,8 @@ struct Param {
   at::Tensor grad;  // same shape and dtype, or undefined until ensure_grads(); gradients are added
                     // in place
   Cut cut = {};
+  // Of an expert that other ranks do not hold: its gradient is added over those that do.
+  bool is_dealt = false;
   // Another rank of this copy of the model holds these numbers too and counts them in the norm.
   bool is_copy = false;
   int64_t unit = 0;  // weights that are used together (ParamTable::set_unit)

@@ -13,6 +13,7 @@ using ReadConfig = nn::DecoderOptions (*)(const HfConfig& config);
 nn::DecoderOptions read_llama(const HfConfig& config);
 nn::DecoderOptions read_qwen2(const HfConfig& config);
 nn::DecoderOptions read_qwen3(const HfConfig& config);
+nn::DecoderOptions read_qwen3_moe(const HfConfig& config);
 
 // By config.json's model_type; a new architecture is one file and one line in registry.cpp.
 const Registry<ReadConfig>& architectures();

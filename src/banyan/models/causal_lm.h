@@ -1,6 +1,6 @@
 // CausalLM: what training and rollout see of a model. All supported decoders share one block
-// structure (nn/decoder.h); an architecture file (llama.cpp, qwen2.cpp, qwen3.cpp) reads its
-// config.json and chooses.
+// structure (nn/decoder.h); an architecture file (llama.cpp, qwen2.cpp, qwen3.cpp, qwen3_moe.cpp)
+// reads its config.json and chooses.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,6 +15,7 @@
 #include "banyan/core/device.h"
 #include "banyan/core/param.h"
 #include "banyan/nn/activation_bytes.h"
+#include "banyan/nn/router_scope.h"
 #include "banyan/ops/linear.h"
 #include "banyan/ops/paged_attention.h"
 #include "banyan/ops/value_head.h"
@@ -25,7 +26,7 @@ using nn::HeadKind;
 
 // Sizes that others need.
 struct ModelShape {
-  std::string architecture;  // "llama", "qwen2", "qwen3"
+  std::string architecture;  // "llama", "qwen2", "qwen3", "qwen3_moe"
   int64_t vocab = 0;
   int64_t hidden = 0;
   int64_t layers = 0;
@@ -35,6 +36,17 @@ struct ModelShape {
   int64_t intermediate = 0;
   int64_t max_positions = 0;
   bool tied = false;
+  // Mixture of experts: how many layers have it, and their sizes; `intermediate` is that of the
+  // other layers.
+  int64_t moe_layers = 0;
+  int64_t num_experts = 0;
+  int64_t experts_per_token = 0;
+  int64_t moe_intermediate = 0;
+
+  // Columns of gate (or up) that a token is multiplied with, summed over the layers.
+  int64_t active_columns() const {
+    return (layers - moe_layers) * intermediate + moe_layers * experts_per_token * moe_intermediate;
+  }
 };
 
 // Activations that one forward saved for its backward; belongs to one block of the plan.
@@ -66,6 +78,15 @@ class CausalLM {
   virtual void set_recompute(const nn::Recompute& /*recompute*/) {}
   // What one token of a block takes, under that; zeros where nobody knows.
   virtual nn::ActivationBytes activation_bytes() const { return {}; }
+
+  // Who counts what the routers of the model choose, and adds their losses to gradients, from now
+  // on; borrowed; null: nobody. Nothing without experts.
+  virtual void set_router_scope(nn::RouterScope* /*routers*/) {}
+
+  // Ranks that share the experts of this model, each of which takes part in every pass; null: all
+  // of it is here. `idle` is a pass of others, for which this rank has no block.
+  virtual parallel::Collectives* expert_ranks() const { return nullptr; }
+  virtual void idle(Pass /*pass*/) {}
 
   // One pass of the rollout: writes the keys and values of the batch's tokens into the pool and
   // returns the hidden rows [num_wanted, E] that are wanted, after the final norm. The bits of
@@ -103,6 +124,9 @@ struct LoadOptions {
   uint64_t head_seed = 0;
   bool head_bias = true;
   std::vector<std::string>* notes = nullptr;
+  bool router_in_double = false;  // logits and probabilities of routers in fp64
+  // Ranks over which the experts are dealt out (parallel/expert_exchange.h); borrowed. Null: none.
+  parallel::Collectives* experts = nullptr;
 };
 
 // Loads an HF directory: config.json and safetensors (sharded or not). Throws FileError naming

@@ -22,7 +22,11 @@ ModelShape shape_of(const std::string& architecture, const nn::DecoderOptions& o
           .head_dim = options.head_dim,
           .intermediate = options.intermediate,
           .max_positions = options.max_positions,
-          .tied = options.tied};
+          .tied = options.tied,
+          .moe_layers = options.num_moe_layers(),
+          .num_experts = options.moe.num_experts,
+          .experts_per_token = options.moe.num_chosen,
+          .moe_intermediate = options.moe.intermediate};
 }
 
 }  // namespace
@@ -33,6 +37,7 @@ DecoderLM::DecoderLM(const std::string& architecture,
     : shape_(shape_of(architecture, shape)),
       head_kind_(shape.head),
       options_(options.compute),
+      expert_ranks_(parallel::is_alone(shape.moe.ranks) ? nullptr : shape.moe.ranks),
       decoder_(
           std::make_unique<nn::Decoder>(params_, shape, options.compute, options.with_backward)) {}
 
@@ -49,7 +54,7 @@ at::Tensor DecoderLM::forward(const at::Tensor& ids,
 
 at::Tensor DecoderLM::infer(ops::KvPool& pool, const ops::PagedBatch& batch) {
   // The native pass has its own code for every op of the body: not where a slot is changed.
-  const bool fused = is_native(options_) && !ops::is_body_changed();
+  const bool fused = decoder_->can_infer() && !ops::is_body_changed();
   return fused ? decoder_->infer(pool, batch) : CausalLM::infer(pool, batch);
 }
 

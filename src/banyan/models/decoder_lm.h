@@ -26,6 +26,9 @@ class DecoderLM final : public CausalLM {
   void set_recompute(const nn::Recompute& recompute) override {
     decoder_->set_recompute(recompute);
   }
+  void set_router_scope(nn::RouterScope* routers) override { decoder_->set_router_scope(routers); }
+  parallel::Collectives* expert_ranks() const override { return expert_ranks_; }
+  void idle(Pass pass) override { decoder_->idle(pass); }
   nn::ActivationBytes activation_bytes() const override { return decoder_->activation_bytes(); }
   at::Tensor infer(ops::KvPool& pool, const ops::PagedBatch& batch) override;
   void backward(std::unique_ptr<Saved> saved,
@@ -47,6 +50,7 @@ class DecoderLM final : public CausalLM {
   ModelShape shape_;
   HeadKind head_kind_;
   ComputeOptions options_;
+  parallel::Collectives* expert_ranks_;
   ParamTable params_;
   std::unique_ptr<nn::Decoder> decoder_;
 };

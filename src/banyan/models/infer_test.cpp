@@ -161,7 +161,7 @@ TEST(Infer, SteadyDecodingReturnsTheSameMemory) {
 
 // Processors without bf16 products: the same pass over the portable loop, equal to rounding.
 TEST(Infer, PortableIsCloseToNative) {
-  const auto model = random_model(configs()[5].second, 5, {.compute = {}, .with_backward = false});
+  const auto model = random_model(configs()[6].second, 5, {.compute = {}, .with_backward = false});
   const auto native = pool_for(*model);
   const auto portable = pool_for(*model);
   Feeder feeder(model->shape().vocab, 11);

@@ -24,6 +24,15 @@ nn::DecoderOptions with_head(nn::DecoderOptions shape,
                              bool has_bias) {
   shape.head = options.head;
   shape.value_bias = has_weight ? has_bias : options.head_bias;
+  shape.moe.router_in_double = options.router_in_double;
+  if (shape.num_moe_layers() > 0 && !parallel::is_alone(options.experts)) {
+    BANYAN_CHECK(shape.moe.num_experts % options.experts->size() == 0,
+                 "[parallel] expert_model_parallel_size: wanted a divisor of the model's ",
+                 shape.moe.num_experts,
+                 " experts, got ",
+                 options.experts->size());
+    shape.moe.ranks = options.experts;
+  }
   return shape;
 }
 

@@ -153,7 +153,7 @@ TEST(LoadModel, WrongTypesAndArchitecturesAreNamed) {
   io::write_bytes(folder / "model/config.json", config.dump());
   EXPECT_EQ(file_error_of([&] { load_model(folder / "model", kFp32); }),
             folder / "model/config.json" +
-                ": model_type: [model] wanted one of llama, qwen2, qwen3, got 'mamba'");
+                ": model_type: [model] wanted one of llama, qwen2, qwen3, qwen3_moe, got 'mamba'");
   EXPECT_NE(file_error_of([&] {
               load_model(folder / "absent", kFp32);
             }).find("absent/config.json: cannot open"),

@@ -9,6 +9,7 @@ const Registry<ReadConfig>& architectures() {
     list.add("llama", read_llama);
     list.add("qwen2", read_qwen2);
     list.add("qwen3", read_qwen3);
+    list.add("qwen3_moe", read_qwen3_moe);
     return list;
   }();
   return registry;

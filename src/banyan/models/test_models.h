@@ -24,7 +24,15 @@ inline std::string tiny_config(const std::string& model_type, const std::string&
          extra + "}";
 }
 
-// {name, config.json}: biases, q/k norm, tied and untied, every kind of RoPE scale.
+// Two layers with experts; the toy samples reach all of them.
+inline std::string tiny_moe_config(const std::string& extra = "") {
+  return tiny_config("qwen3_moe",
+                     R"(, "head_dim": 24, "rope_theta": 1e6, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": true)" +
+                         extra);
+}
+
+// {name, config.json}: biases, q/k norm, tied and untied, experts, every kind of RoPE scale.
 inline std::vector<std::pair<std::string, std::string>> tiny_configs() {
   return {
       {"llama_tied", tiny_config("llama", R"(, "tie_word_embeddings": true, "rope_theta": 1e5)")},
@@ -35,6 +43,7 @@ inline std::vector<std::pair<std::string, std::string>> tiny_configs() {
            R"(, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32})")},
       {"qwen2_tied", tiny_config("qwen2", R"(, "tie_word_embeddings": true, "rope_theta": 1e6)")},
       {"qwen3", tiny_config("qwen3", R"(, "head_dim": 24, "rope_theta": 1e6)")},
+      {"qwen3_moe", tiny_moe_config()},
   };
 }
 

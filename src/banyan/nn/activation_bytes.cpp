@@ -2,33 +2,83 @@
 
 #include <algorithm>
 
-namespace banyan::nn {
+#include "banyan/parallel/collectives.h"
 
-ActivationBytes activation_bytes(const DecoderOptions& shape,
-                                 const ComputeOptions& options,
-                                 const Recompute& recompute) {
+namespace banyan::nn {
+namespace {
+
+// Bytes per token of one layer's activations, part by part.
+struct LayerBytes {
+  int64_t attention = 0;  // x and q, k, v
+  int64_t core_attn = 0;  // output and lse
+  int64_t x = 0;          // of the feed-forward half
+  int64_t gate_up = 0;
+  int64_t routing = 0;  // logits and choices
+  int64_t working = 0;  // most that its backward holds beside these
+
+  int64_t whole() const { return attention + core_attn + x + gate_up + routing; }
+};
+
+LayerBytes layer_bytes(const DecoderOptions& shape, const ComputeOptions& options, int64_t layer) {
   const auto element = static_cast<int64_t>(c10::elementSize(options.dtype));
   const int64_t wide = options.dtype == at::kDouble ? 8 : 4;
   const int64_t query = shape.heads * shape.head_dim;
   const int64_t qkv = query + 2 * shape.kv_heads * shape.head_dim;
   const int64_t x = shape.hidden * element;
-  const int64_t core_attn = query * element + shape.heads * wide;
-  const int64_t gate_up = 2 * shape.intermediate * element;
-  const int64_t whole_layer = 2 * x + qkv * element + core_attn + gate_up;
-  const int64_t dropped_attn = recompute.drops_core_attn() ? core_attn : 0;
-  const int64_t dropped_mlp = recompute.drops_mlp() ? gate_up : 0;
-
-  ActivationBytes bytes;
-  const int64_t num_whole = shape.layers - recompute.num_in_units(shape.layers);
-  bytes.kept = num_whole * (whole_layer - dropped_attn - dropped_mlp) +
-               recompute.num_units(shape.layers) * x + x +
-               2 * static_cast<int64_t>(sizeof(int32_t));
-  const int64_t unit = recompute.largest_unit(shape.layers);
-  bytes.again = unit > 0 ? unit * whole_layer - x : std::max(dropped_attn, dropped_mlp);
+  LayerBytes bytes;
+  bytes.attention = x + qkv * element;
+  bytes.core_attn = query * element + shape.heads * wide;
+  bytes.x = x;
+  int64_t feed_forward = 0;
+  if (shape.moe.has_experts(layer)) {
+    const MoeOptions& moe = shape.moe;
+    const int64_t logit = moe.router_in_double ? 8 : wide;
+    bytes.gate_up = moe.num_chosen * 2 * moe.intermediate * element;
+    bytes.routing =
+        moe.num_experts * logit + moe.num_chosen * static_cast<int64_t>(sizeof(int64_t));
+    // Rows of the experts: dy, d(act) twice, act twice, d(gate, up); h and d(h) of the rows.
+    feed_forward = 3 * bytes.gate_up + 2 * moe.num_chosen * x + 4 * bytes.routing;
+    if (!parallel::is_alone(moe.ranks)) {  // rows of the experts are sent again, not kept
+      feed_forward += bytes.gate_up + 2 * moe.num_chosen * x;
+      bytes.gate_up = 0;
+    }
+  } else {
+    bytes.gate_up = 2 * shape.intermediate * element;
+    feed_forward = 2 * bytes.gate_up;
+  }
   // Feed-forward: silu(gate) * up, its gradient and that of gate and up. Attention: rotated q, k,
   // v, their gradients before and after RoPE and as one matrix. Both: the layer's gradient, the
   // norm's output and its gradient, the gradient of the rows.
-  bytes.working = std::max(2 * gate_up, (4 * qkv + 2 * query) * element) + 5 * x;
+  bytes.working = std::max(feed_forward, (4 * qkv + 2 * query) * element) + 5 * x;
+  return bytes;
+}
+
+}  // namespace
+
+ActivationBytes activation_bytes(const DecoderOptions& shape,
+                                 const ComputeOptions& options,
+                                 const Recompute& recompute) {
+  const int64_t x = shape.hidden * static_cast<int64_t>(c10::elementSize(options.dtype));
+  ActivationBytes bytes;
+  bytes.kept =
+      recompute.num_units(shape.layers) * x + x + 2 * static_cast<int64_t>(sizeof(int32_t));
+  int64_t unit = -1;
+  int64_t unit_bytes = 0;  // of the layers of `unit` so far, its input apart
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    const LayerBytes layer = layer_bytes(shape, options, i);
+    bytes.working = std::max(bytes.working, layer.working);
+    if (recompute.unit_of(i) >= 0) {
+      unit_bytes = (recompute.unit_of(i) == unit ? unit_bytes : -x) + layer.whole();
+      unit = recompute.unit_of(i);
+      bytes.again = std::max(bytes.again, unit_bytes);
+      continue;
+    }
+    const int64_t dropped_attn = recompute.drops_core_attn() ? layer.core_attn : 0;
+    const int64_t dropped_mlp =
+        recompute.drops_gate_up(shape.moe.has_experts(i)) ? layer.gate_up : 0;
+    bytes.kept += layer.whole() - dropped_attn - dropped_mlp;
+    bytes.again = std::max({bytes.again, dropped_attn, dropped_mlp});
+  }
   return bytes;
 }
 

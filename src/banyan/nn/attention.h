@@ -7,19 +7,11 @@
 #include <memory>
 #include <string>
 
-#include "banyan/core/attention_context.h"
 #include "banyan/nn/decoder_options.h"
+#include "banyan/nn/layer_context.h"
 #include "banyan/nn/linear.h"
 
 namespace banyan::nn {
-
-// What a layer is given beside its input, for one forward or backward of one block of the plan.
-struct LayerContext {
-  int64_t layer = 0;
-  const at::Tensor& positions;  // [T] int32
-  const RopeTable& rope;
-  AttentionContext& attention;
-};
 
 class Attention {
  public:

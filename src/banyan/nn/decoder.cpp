@@ -2,6 +2,8 @@
 
 #include "banyan/core/error.h"
 #include "banyan/core/profile.h"
+#include "banyan/nn/mlp.h"
+#include "banyan/nn/moe.h"
 #include "banyan/ops/rms_norm.h"
 
 namespace banyan::nn {
@@ -23,8 +25,13 @@ Decoder::Decoder(ParamTable& table,
   for (int64_t i = 0; i < shape.layers; ++i) {
     const std::string prefix = "model.layers." + std::to_string(i) + ".";
     table.set_unit(1 + i);
-    layers_.emplace_back(new Layer{Attention(table, prefix, shape, options, with_backward),
-                                   Mlp(table, prefix, shape, options, with_backward)});
+    layers_.emplace_back(
+        new Layer{Attention(table, prefix, shape, options, with_backward), nullptr});
+    if (shape.moe.has_experts(i)) {
+      layers_.back()->mlp = std::make_unique<Moe>(table, prefix, shape, options, with_backward);
+    } else {
+      layers_.back()->mlp = std::make_unique<Mlp>(table, prefix, shape, options, with_backward);
+    }
   }
   table.set_unit(0);
   if (shape.head == HeadKind::kValue) {
@@ -58,7 +65,7 @@ int64_t Decoder::Saved::bytes() const {
   add({&ids, &positions, &x});
   for (const Layer& layer : layers) {
     add({&layer.attention.x, &layer.attention.qkv, &layer.attention.out, &layer.attention.lse});
-    add({&layer.mlp.x, &layer.mlp.gate_up});
+    add({&layer.mlp.x, &layer.mlp.gate_up, &layer.mlp.router_logits, &layer.mlp.choice});
   }
   return bytes;
 }
@@ -85,14 +92,16 @@ at::Tensor Decoder::forward(const at::Tensor& ids,
     const int64_t unit = recompute_.unit_of(layer);
     if (saved && unit == layer) saved->layers[i].attention.x = x;
     Saved::Layer* kept = saved && unit < 0 ? &saved->layers[i] : nullptr;
-    const LayerContext context{layer, positions, rope_, attention};
+    const LayerContext context{layer, positions, rope_, attention, routers_};
     table_.enter(1 + layer);
     x = layers_[i]->attention.forward(context, x, kept ? &kept->attention : nullptr);
     if (kept && recompute_.drops_core_attn())
       kept->attention.out = kept->attention.lse = at::Tensor();
-    x = layers_[i]->mlp.forward(x, kept ? &kept->mlp : nullptr);
+    x = layers_[i]->mlp->forward(context, x, kept ? &kept->mlp : nullptr);
     table_.leave(1 + layer);
-    if (kept && recompute_.drops_mlp()) kept->mlp.gate_up = at::Tensor();
+    if (kept && recompute_.drops_gate_up(shape_.moe.has_experts(layer))) {
+      kept->mlp.gate_up = at::Tensor();
+    }
   }
   if (saved) saved->x = x;
   return ops::rms_norm_forward(x, norm_.compute(), shape_.norm_eps, options_);
@@ -127,7 +136,7 @@ void Decoder::run_again(int64_t first, int64_t end, Saved& saved, AttentionConte
     table_.enter(1 + i);
     x = layers_[i]->attention.forward(context, x, &kept.attention);
     if (i + 1 < end) {
-      x = layers_[i]->mlp.forward(x, &kept.mlp);
+      x = layers_[i]->mlp->forward(context, x, &kept.mlp);
       table_.leave(1 + i);
     } else {
       kept.mlp.x = x;  // the unit's output is not wanted: its backward makes gate and up
@@ -148,12 +157,27 @@ void Decoder::backward(Saved saved, const at::Tensor& grad_hidden, AttentionCont
     } else {
       table_.enter(1 + static_cast<int64_t>(i));
     }
-    const LayerContext context{static_cast<int64_t>(i), saved.positions, rope_, attention};
-    dx = layers_[i]->mlp.backward(dx, std::move(saved.layers[i].mlp));
+    const LayerContext context{
+        static_cast<int64_t>(i), saved.positions, rope_, attention, routers_};
+    dx = layers_[i]->mlp->backward(context, dx, std::move(saved.layers[i].mlp));
     dx = layers_[i]->attention.backward(context, dx, std::move(saved.layers[i].attention));
     table_.leave(1 + static_cast<int64_t>(i));
   }
   ops::embedding_backward(dx, saved.ids, embedding_.grad());
+}
+
+void Decoder::idle(Pass pass) {
+  const auto num_layers = static_cast<int64_t>(layers_.size());
+  if (pass == Pass::kForward) {
+    for (const auto& layer : layers_) layer->mlp->idle_forward();
+    return;
+  }
+  for (int64_t i = num_layers; i-- > 0;) {
+    const int64_t unit = recompute_.unit_of(i);
+    const bool is_last = i + 1 == num_layers || recompute_.unit_of(i + 1) != unit;
+    for (int64_t k = unit; unit >= 0 && is_last && k < i; ++k) layers_[k]->mlp->idle_forward();
+    layers_[i]->mlp->idle_backward();
+  }
 }
 
 }  // namespace banyan::nn

@@ -1,6 +1,6 @@
-// The decoder that Llama, Qwen2 and Qwen3 share: embedding, blocks (attention half, feed-forward
-// half), final norm, head. The structure is written once, here; DecoderOptions carries the
-// differences.
+// The decoder that Llama, Qwen2, Qwen3 and Qwen3-MoE share: embedding, blocks (attention half,
+// feed-forward half), final norm, head. The structure is written once, here; DecoderOptions carries
+// the differences.
 //
 // Parameter names are those of HF: model.embed_tokens.weight, model.layers.{i}.*, model.norm.weight
 // and, unless tied, lm_head.weight; with a value head, nn/value_head.h instead. Backward walks the
@@ -12,9 +12,10 @@
 #include <memory>
 #include <vector>
 
+#include "banyan/core/param_keeper.h"
 #include "banyan/nn/activation_bytes.h"
 #include "banyan/nn/attention.h"
-#include "banyan/nn/mlp.h"
+#include "banyan/nn/feed_forward.h"
 #include "banyan/nn/recompute.h"
 #include "banyan/nn/value_head.h"
 #include "banyan/ops/paged_attention.h"
@@ -28,7 +29,7 @@ class Decoder {
   struct Saved {
     struct Layer {
       Attention::Saved attention;
-      Mlp::Saved mlp;
+      FeedForward::Saved mlp;
     };
     at::Tensor ids;
     at::Tensor positions;
@@ -50,6 +51,9 @@ class Decoder {
     return nn::activation_bytes(shape_, options_, recompute_);
   }
 
+  // Who counts what the routers choose, and adds their losses, from now on; null: nobody.
+  void set_router_scope(RouterScope* routers) { routers_ = routers; }
+
   // ids, positions [T] int32 -> hidden [T, E] after the final norm. Without `saved` nothing is
   // kept.
   at::Tensor forward(const at::Tensor& ids,
@@ -59,9 +63,10 @@ class Decoder {
 
   // One pass of the rollout: the tokens of the batch, their keys and values into the pool, and the
   // hidden rows [num_wanted, E] that are wanted, after the final norm: the bits of forward over a
-  // PagedAttention. Native only. The result is good until the next call; in steady state nothing is
-  // allocated.
+  // PagedAttention. Native only, without experts. The result is good until the next call; in steady
+  // state nothing is allocated.
   at::Tensor infer(ops::KvPool& pool, const ops::PagedBatch& batch);
+  bool can_infer() const { return is_native(options_) && shape_.num_moe_layers() == 0; }
 
   // Units of the parameter table: layer i is unit 1 + i, the rest is the root. Their uses in a
   // pass, in order.
@@ -70,6 +75,10 @@ class Decoder {
   // Adds every parameter's gradient, the head's own rows excepted. Needs ParamTable::ensure_grads.
   void backward(Saved saved, const at::Tensor& grad_hidden, AttentionContext& attention);
 
+  // A pass of the ranks that share the experts, while this one has no block for it: takes part in
+  // what they exchange. A backward has the forwards in it that set_recompute asks for.
+  void idle(Pass pass);
+
   // The vocabulary head, or the value head; asking for the one that is not there is a bug.
   Weight& head();
   ValueHead& value_head();
@@ -77,7 +86,7 @@ class Decoder {
  private:
   struct Layer {
     Attention attention;
-    Mlp mlp;
+    std::unique_ptr<FeedForward> mlp;
   };
   // Runs the layers [first, end) of a unit again and fills in what their backward needs. The last
   // one's weights stay for that.
@@ -87,6 +96,7 @@ class Decoder {
   DecoderOptions shape_;
   ComputeOptions options_;
   Recompute recompute_;
+  RouterScope* routers_ = nullptr;
   RopeTable rope_;
   Weight embedding_;
   std::vector<std::unique_ptr<Layer>> layers_;

@@ -34,7 +34,7 @@ uint16_t* bits_of(const at::Tensor& x) { return static_cast<uint16_t*>(x.data_pt
 
 at::Tensor Decoder::infer(ops::KvPool& pool, const ops::PagedBatch& batch) {
   const profile::Scope timed("decoder pass", [&] { return pass_work(shape_, batch); });
-  BANYAN_ASSERT(is_native(options_), "decoder: infer is for the native kernels");
+  BANYAN_ASSERT(can_infer(), "decoder: infer is for the native kernels, without experts");
   rope_.reserve(batch.last_position() + 1);
   pass_.attention = {.num_heads = shape_.heads,
                      .num_kv_heads = shape_.kv_heads,
@@ -56,7 +56,7 @@ at::Tensor Decoder::infer(ops::KvPool& pool, const ops::PagedBatch& batch) {
   pass_.layers.resize(layers_.size());
   for (size_t i = 0; i < layers_.size(); ++i) {
     layers_[i]->attention.fill(pass_.layers[i]);
-    layers_[i]->mlp.fill(pass_.layers[i]);
+    layers_[i]->mlp->fill(pass_.layers[i]);
     pass_.layers[i].tiles = bits_of(pool.layer(static_cast<int64_t>(i)));
   }
   const int64_t rows = batch.num_wanted();

@@ -28,12 +28,12 @@ Mlp::Mlp(ParamTable& table,
             options,
             with_backward) {}
 
-at::Tensor Mlp::forward(const at::Tensor& x, Saved* saved) const {
+at::Tensor Mlp::forward(const LayerContext& /*context*/, const at::Tensor& x, Saved* saved) const {
   const profile::Scope timed("feed-forward half");
   at::Tensor gate_up =
       gate_up_.forward(ops::rms_norm_forward(x, norm_.compute(), norm_eps_, options_));
   at::Tensor y = down_.forward(ops::swiglu_forward(gate_up, options_), x);
-  if (saved) *saved = {x, std::move(gate_up)};
+  if (saved) *saved = {.x = x, .gate_up = std::move(gate_up)};
   return y;
 }
 
@@ -43,7 +43,7 @@ void Mlp::fill(kernels::PassLayer& layer) const {
   layer.down = down_.product();
 }
 
-at::Tensor Mlp::backward(const at::Tensor& dy, Saved saved) {
+at::Tensor Mlp::backward(const LayerContext& /*context*/, const at::Tensor& dy, Saved saved) {
   const profile::Scope timed("feed-forward half");
   at::Tensor h;
   if (!saved.gate_up.defined()) {

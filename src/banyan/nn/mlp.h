@@ -7,19 +7,13 @@
 #include <string>
 
 #include "banyan/nn/decoder_options.h"
+#include "banyan/nn/feed_forward.h"
 #include "banyan/nn/linear.h"
 
 namespace banyan::nn {
 
-class Mlp {
+class Mlp final : public FeedForward {
  public:
-  // Kept from forward for backward; the norm output and silu(gate) * up are computed again from
-  // these, and so is gate_up where it is missing.
-  struct Saved {
-    at::Tensor x;        // [T, E]
-    at::Tensor gate_up;  // [T, 2F]
-  };
-
   // `prefix`: "model.layers.0." The parameters are post_attention_layernorm and mlp.*.
   Mlp(ParamTable& table,
       const std::string& prefix,
@@ -27,14 +21,9 @@ class Mlp {
       const ComputeOptions& options,
       bool with_backward);
 
-  // x [T, E] -> [T, E]. With `saved`, keeps what backward needs.
-  at::Tensor forward(const at::Tensor& x, Saved* saved) const;
-
-  // Its weights for the rollout's pass (kernels/cpu/decoder_pass.h), borrowed. Native only.
-  void fill(kernels::PassLayer& layer) const;
-
-  // dy -> dx; adds the parameters' gradients. Consumes `saved`.
-  at::Tensor backward(const at::Tensor& dy, Saved saved);
+  at::Tensor forward(const LayerContext& context, const at::Tensor& x, Saved* saved) const override;
+  void fill(kernels::PassLayer& layer) const override;
+  at::Tensor backward(const LayerContext& context, const at::Tensor& dy, Saved saved) override;
 
  private:
   ComputeOptions options_;

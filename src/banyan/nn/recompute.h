@@ -5,7 +5,8 @@
 //                  input [T, E] only, and its forward runs again in front of its backward
 //   full, block    the first num_layers layers, each a unit of its own; the others keep everything
 //   selective      parts of every layer: core_attn (attention's output and lse are computed again
-//                  from q, k and v) and mlp (gate and up again from the layer's second input)
+//                  from q, k and v) and mlp (gate and up again from the layer's second input), in
+//                  layers with experts moe (gate and up of the chosen experts, likewise)
 //
 // Norm outputs, rotated queries and keys, and silu(gate) * up are never kept.
 #pragma once
@@ -22,6 +23,7 @@ struct Recompute {
   int64_t num_layers = 1;  // kUniform, kBlock: >= 1
   bool core_attn = false;  // kSelective
   bool mlp = false;        // kSelective
+  bool moe = false;        // kSelective
 
   // First layer of the unit that `layer` belongs to; -1 for a layer that is no part of a unit.
   int64_t unit_of(int64_t layer) const {
@@ -45,7 +47,10 @@ struct Recompute {
   }
 
   bool drops_core_attn() const { return method == RecomputeMethod::kSelective && core_attn; }
-  bool drops_mlp() const { return method == RecomputeMethod::kSelective && mlp; }
+  // Gate and up of a layer's feed-forward half.
+  bool drops_gate_up(bool has_experts) const {
+    return method == RecomputeMethod::kSelective && (has_experts ? moe : mlp);
+  }
 };
 
 }  // namespace banyan::nn

@@ -268,6 +268,16 @@ AttentionCall TrieAttention::call_of(
   return call;
 }
 
+at::Tensor TrieAttention::multiplicity() const {
+  const trie::Trie& trie = index_->trie;
+  at::Tensor out = at::empty({trie.num_tokens() - carry_.num_carried}, at::kDouble);
+  double* to = out.data_ptr<double>();
+  for (int32_t t = carry_.num_carried; t < trie.num_tokens(); ++t) {
+    *to++ = trie.segments[trie.seg[t]].num_samples;
+  }
+  return out;
+}
+
 at::Tensor TrieAttention::forward(int64_t layer,
                                   const at::Tensor& q,
                                   const at::Tensor& k,

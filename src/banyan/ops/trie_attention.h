@@ -63,6 +63,7 @@ class TrieAttention final : public AttentionContext {
                               const at::Tensor& out,
                               const at::Tensor& lse,
                               double scale) override;
+  at::Tensor multiplicity() const override;
 
  private:
   // Without the slot (ops/slots.h).

@@ -31,12 +31,35 @@ std::vector<at::Tensor> masters_of(const ParamTable& params) {
   return out;
 }
 
-void sum_gradients(ParamTable& params, Collectives& ranks, int64_t bucket_elements) {
-  if (ranks.is_alone()) return;
-  const FlatSlices slices = slices_of(params, ranks.size(), bucket_elements);
-  const std::vector<at::Tensor> gradients = gradients_of(params);
+namespace {
+
+void sum_all(const std::vector<at::Tensor>& gradients,
+             Collectives& ranks,
+             int64_t bucket_elements) {
+  if (ranks.is_alone() || gradients.empty()) return;
+  std::vector<int64_t> sizes;
+  for (const at::Tensor& gradient : gradients) sizes.push_back(gradient.numel());
+  const FlatSlices slices(sizes, ranks.size(), bucket_elements);
   slices.reduce(gradients, ranks);
   slices.gather(gradients, ranks);
+}
+
+}  // namespace
+
+void sum_gradients(ParamTable& params,
+                   Collectives& ranks,
+                   int64_t bucket_elements,
+                   Collectives* expert_ranks) {
+  const std::vector<at::Tensor> gradients = gradients_of(params);
+  std::vector<at::Tensor> common;
+  std::vector<at::Tensor> dealt;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    (params.params()[i].is_dealt ? dealt : common).push_back(gradients[i]);
+  }
+  sum_all(common, ranks, bucket_elements);
+  if (dealt.empty()) return;
+  BANYAN_ASSERT(expert_ranks != nullptr, "gradients of experts: nobody says who holds the same");
+  sum_all(dealt, *expert_ranks, bucket_elements);
 }
 
 }  // namespace banyan::parallel

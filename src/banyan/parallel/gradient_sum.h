@@ -16,8 +16,10 @@ std::vector<at::Tensor> masters_of(const ParamTable& params);
 // grad <- sum over all ranks of grad, for every parameter, in rank order, so that the sums depend
 // neither on the buckets nor on the run. All ranks need gradients of the same shapes. Moves
 // 2 N (n - 1) / n numbers, and up to n - 1 more per bucket where n does not divide it.
+// Gradients of experts that are dealt out are added over `expert_ranks`, who hold the same ones.
 void sum_gradients(ParamTable& params,
                    Collectives& ranks,
-                   int64_t bucket_elements = kBucketElements);
+                   int64_t bucket_elements = kBucketElements,
+                   Collectives* expert_ranks = nullptr);
 
 }  // namespace banyan::parallel

@@ -43,11 +43,13 @@ inline std::string tiny_config_json() {
 }
 
 // Writes a random tiny model as an HF directory (fp32) and returns its path.
-inline std::string write_tiny_model(const ScratchDir& scratch, uint64_t seed = 1) {
+inline std::string write_tiny_model(const ScratchDir& scratch,
+                                    uint64_t seed = 1,
+                                    const std::string& config = tiny_config_json()) {
   const std::string source = scratch / "source";
   std::filesystem::create_directory(source);
-  std::ofstream(source + "/config.json") << tiny_config_json();
-  const auto model = models::random_model(tiny_config_json(), seed, {{.dtype = at::kFloat}, false});
+  std::ofstream(source + "/config.json") << config;
+  const auto model = models::random_model(config, seed, {{.dtype = at::kFloat}, false});
   const std::string directory = scratch / "model";
   models::save_model(*model, source, directory, at::kFloat);
   return directory;

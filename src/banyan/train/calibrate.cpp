@@ -229,6 +229,7 @@ std::string key_of(const models::CausalLM& model) {
                   shape.kv_heads,
                   shape.head_dim,
                   shape.intermediate,
+                  shape.active_columns(),
                   static_cast<int>(model.head_kind()),
                   c10::toString(options.dtype),
                   options.device.str(),

@@ -83,6 +83,7 @@ std::vector<std::string> check_config(const Config& config) {
   verify_schedule(config.sharing.verify);
   check_sharding(config);
   actor_recompute(config);
+  router_in_double(config);
   if (wants_critic(config)) critic_recompute(config);
   algo::check_loss_options(loss_options(config));
   algo::check_advantage_options(

@@ -66,6 +66,12 @@ void read_megatron(const ConfigNode& node, MegatronConfig& megatron) {
   node.read(override + "recompute_modules", recompute.recompute_modules);
 }
 
+void read_router(const ConfigNode& node, RouterConfig& router) {
+  node.read("moe_aux_loss_coeff", router.moe_aux_loss_coeff);
+  node.read("moe_z_loss_coeff", router.moe_z_loss_coeff);
+  node.read("moe_router_dtype", router.moe_router_dtype);
+}
+
 void read_algorithm(const ConfigNode& node, AlgorithmConfig& algorithm) {
   node.read("adv_estimator", algorithm.adv_estimator);
   node.read("norm_adv_by_std_in_grpo", algorithm.norm_adv_by_std_in_grpo);
@@ -214,6 +220,8 @@ Config config_from_json(const std::string& text) {
   read_sharding(node("actor_rollout_ref.actor.fsdp_config."), config.actor.fsdp);
   node("actor_rollout_ref.actor.").read("strategy", config.actor.strategy);
   read_megatron(node("actor_rollout_ref.actor.megatron."), config.actor.megatron);
+  read_router(node("actor_rollout_ref.actor.megatron.override_transformer_config."),
+              config.actor.router);
   read_policy_loss(node("actor_rollout_ref.actor.policy_loss."), config.actor.policy_loss);
   read_critic(node("critic."), config.critic);
   read_optim(node("critic.optim."), config.critic.optim);

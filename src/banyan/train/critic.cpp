@@ -150,7 +150,7 @@ CriticUpdate accumulate_value_gradients(const Config& config,
         },
         watching);
     finish_pass(layout.observer);
-  } else if (model.params().keeper() != nullptr) {
+  } else if (walks_together(model)) {
     walk(model, plan, {}, LossScope::kSample, /*loss=*/nullptr);
   }
   if (layout.ranks != nullptr) {

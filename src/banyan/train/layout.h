@@ -19,6 +19,8 @@ struct Layout {
   trie::CostModel cost;  // calibrated at the start of the run, or the unitless default
   SharingObserver* observer = nullptr;     // watches the passes; may be null
   parallel::Collectives* ranks = nullptr;  // that share the samples of a pass; null: this one alone
+  // Those of them that hold the same experts, where a model's experts are dealt out.
+  parallel::Collectives* expert_ranks = nullptr;
 };
 
 // Limits of one block, from the micro-batch keys of a role.

@@ -52,7 +52,8 @@ nn::Recompute selective(const RecomputeConfig& keys, const std::string& node) {
   };
   return {.method = nn::RecomputeMethod::kSelective,
           .core_attn = names("core_attn"),
-          .mlp = names("mlp")};
+          .mlp = names("mlp"),
+          .moe = names("moe")};
 }
 
 }  // namespace

@@ -118,7 +118,7 @@ TEST(MemoryKeys, MegatronsRulesOfRecompute) {
   RecomputeConfig selective = keys("selective");
   selective.recompute_modules = {"mlp", "moe_act"};
   const nn::Recompute some = recompute_of(false, selective, "node");
-  EXPECT_TRUE(some.drops_mlp() && !some.drops_core_attn());
+  EXPECT_TRUE(some.drops_gate_up(false) && !some.drops_core_attn());
   selective.recompute_modules = {"mpl"};
   EXPECT_EQ(error_of(selective),
             "[config] node.recompute_modules: wanted some of core_attn, mlp, layernorm, moe, "

@@ -56,6 +56,25 @@ void trie_metrics(const Config& config, const StepResult& result, Metrics& metri
   metrics["trie/carry_bytes_max"] = carry;
 }
 
+// Of a model with experts; means over updates, the largest load of any.
+void router_metrics(const StepResult& result, Metrics& metrics) {
+  nn::RouterFigures sum;
+  double count = 0;
+  for (const UpdateResult& update : result.updates) {
+    if (!update.routers) continue;
+    count += 1;
+    sum.balance += update.routers->balance;
+    sum.z += update.routers->z;
+    sum.loss += update.routers->loss;
+    sum.max_load = std::max(sum.max_load, update.routers->max_load);
+  }
+  if (count == 0) return;
+  metrics["actor/moe_load_balance"] = sum.balance / count;
+  metrics["actor/moe_z"] = sum.z / count;
+  metrics["actor/moe_load_max"] = sum.max_load;
+  metrics["actor/moe_aux_loss"] = sum.loss / count;
+}
+
 void actor_metrics(const Config& config, const StepResult& result, Metrics& metrics) {
   algo::LossMetrics sum;
   double tokens = 0, norm = 0, skipped = 0;
@@ -105,6 +124,7 @@ void actor_metrics(const Config& config, const StepResult& result, Metrics& metr
   }
   if (config.actor.entropy_coeff != 0.0) metrics["actor/entropy_loss"] = sum.entropy_loss / count;
   for (const auto& [name, metric] : sum.extra) metrics["actor/" + name] = algo::value_of(metric);
+  router_metrics(result, metrics);
 }
 
 void critic_metrics(const StepResult& result, Metrics& metrics) {

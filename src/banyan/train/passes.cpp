@@ -20,7 +20,7 @@ BatchScores score_batch(const Batch& batch,
   const std::vector<int64_t> which = valid_of(batch);
   const int64_t size = batch.size();
   if (which.empty()) {
-    if (model.params().keeper() != nullptr) score_samples(model, trie::Plan{}, head);
+    if (walks_together(model)) score_samples(model, trie::Plan{}, head);
     return {TokenLists(size), {}, {}};
   }
   const std::vector<Sample> samples = samples_of(batch, which);

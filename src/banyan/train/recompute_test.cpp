@@ -66,6 +66,7 @@ std::vector<Recompute> all_ways() {
           {.method = RecomputeMethod::kSelective, .core_attn = true},
           {.method = RecomputeMethod::kSelective, .mlp = true},
           {.method = RecomputeMethod::kSelective, .core_attn = true, .mlp = true},
+          {.method = RecomputeMethod::kSelective, .moe = true},
           {.method = RecomputeMethod::kSelective}};
 }
 
@@ -82,13 +83,14 @@ std::vector<trie::Plan> some_plans(const std::vector<Sample>& samples) {
 TEST(Recompute, GivesTheBitsOfKeeping) {
   const testing::OneThread one_thread;
   struct Case {
-    size_t config;  // 1: biases; 4: norms of queries and keys
+    size_t config;  // 1: biases; 4: norms of queries and keys; 5: experts
     models::HeadKind head;
   };
   const std::vector<trie::Plan> plans = some_plans(testing::toy_samples());
   for (const at::ScalarType dtype : {at::kBFloat16, at::kDouble}) {
     for (const Case& c : {Case{1, models::HeadKind::kVocabulary},
                           Case{4, models::HeadKind::kVocabulary},
+                          Case{5, models::HeadKind::kVocabulary},
                           Case{4, models::HeadKind::kValue}}) {
       const auto model =
           models::random_model(with_layers(models::tiny_configs()[c.config].second, 5),

@@ -184,6 +184,8 @@ class SharingObserver::Watch final : public AttentionContext {
     return gradients;
   }
 
+  at::Tensor multiplicity() const override { return inner_->multiplicity(); }
+
  private:
   SharingObserver& observer_;
   int32_t block_;

@@ -209,7 +209,7 @@ BatchScores score_places(const Batch& batch,
   if (!own.empty()) {
     const trie::Plan plan = trie::plan(samples_of(batch, chosen(samples, own)), options);
     scores = score_samples(model, plan, head);
-  } else if (model.params().keeper() != nullptr) {
+  } else if (walks_together(model)) {
     score_samples(model, trie::Plan{}, head);  // brings weights together with the others
   }
   BatchScores part{

@@ -55,7 +55,9 @@ class Run {
     for (const std::string& line : check_config(config)) host_.say(line);
     num_steps_ = total_steps(config);
     schedule_ = optim::schedule_from(config.actor.optim, num_steps_);
-    actor_ = models::load_model(config.model.path, {compute_options(config), true});
+    models::LoadOptions load{compute_options(config), true};
+    load.router_in_double = router_in_double(config);
+    actor_ = models::load_model(config.model.path, load);
     actor_->set_recompute(actor_recompute(config));
     // While its weights are whole.
     if (config.sharing.mode == "auto") {
@@ -64,12 +66,13 @@ class Run {
     fsdp_ = shard_model(actor_sharding(config), /*with_gradients=*/true, *actor_, groups_);
     optimizer_ = make_optimizer(config.actor.optim, *actor_, groups_);
     if (fsdp_) {
-      rollout_ = models::load_model(config.model.path, {compute_options(config), false});
+      load.with_backward = false;
+      rollout_ = models::load_model(config.model.path, load);
       rollout_weights_ = std::make_unique<FilledWeights>(*rollout_);
     }
     if (config.actor.use_kl_loss || config.algorithm.use_kl_in_reward) {
-      reference_ = models::load_model(config.ref_model_path.value_or(config.model.path),
-                                      {compute_options(config), false});
+      load.with_backward = false;
+      reference_ = models::load_model(config.ref_model_path.value_or(config.model.path), load);
       reference_fsdp_ =
           shard_model(reference_sharding(config), /*with_gradients=*/false, *reference_, groups_);
     }

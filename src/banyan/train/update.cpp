@@ -1,8 +1,10 @@
 #include "banyan/train/update.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 
+#include "banyan/core/error.h"
 #include "banyan/core/profile.h"
 #include "banyan/parallel/gradient_sum.h"
 #include "banyan/train/apply_gradients.h"
@@ -55,6 +57,15 @@ algo::LossOptions loss_options(const Config& config) {
   options.bypass_mode = config.algorithm.rollout_correction.bypass_mode;
   options.seed = actor.data_loader_seed;
   return options;
+}
+
+bool router_in_double(const Config& config) {
+  const std::string dtype = config.actor.router.moe_router_dtype.value_or("fp32");
+  BANYAN_CHECK(dtype == "fp32" || dtype == "fp64",
+               "[config] actor_rollout_ref.actor.megatron.override_transformer_config."
+               "moe_router_dtype: wanted fp32 or fp64, got ",
+               dtype);
+  return dtype == "fp64";
 }
 
 MiniBatchOptions actor_mini_batches(const Config& config) {
@@ -138,6 +149,7 @@ void walk_part(const Config& config,
                const Part& part,
                const Losses& losses,
                const Layout& layout,
+               nn::RouterScope* routers,
                models::CausalLM& model,
                UpdateResult& result) {
   PassObserver* watching =
@@ -149,29 +161,43 @@ void walk_part(const Config& config,
                    part.paths,
                    part.plan);
   const bool at_once = is_whole(losses.options) && !losses.whole;
-  result.walk = walk(
-      model,
-      part.plan,
-      losses.head,
-      at_once ? LossScope::kMiniBatch : LossScope::kSample,
-      [&](const std::vector<int32_t>& planned, const TokenOutputs& outputs) {
-        std::vector<int32_t> which;  // places in the mini-batch
-        for (const int32_t k : planned) which.push_back(static_cast<int32_t>(part.own[k]));
-        for (size_t s = 0; s < which.size(); ++s) {
-          const int64_t begin = outputs.offsets[s];
-          result.log_prob[which[s]] =
-              outputs.value.narrow(0, begin, outputs.offsets[s + 1] - begin).clone();
-        }
-        if (losses.whole) return losses.whole->gradients(which);
-        const algo::LossResult loss = algo::actor_loss(
-            loss_tokens(config, batch, part.samples, losses.weights, which, outputs),
-            losses.weights.scale,
-            losses.options);
-        add(loss.metrics, result.loss);
-        return TokenGradients{.value = loss.grad_log_prob, .entropy = loss.grad_entropy};
-      },
-      watching);
+  result.walk =
+      walk(model,
+           part.plan,
+           losses.head,
+           at_once ? LossScope::kMiniBatch : LossScope::kSample,
+           [&](const std::vector<int32_t>& planned, const TokenOutputs& outputs) {
+             std::vector<int32_t> which;  // places in the mini-batch
+             for (const int32_t k : planned) which.push_back(static_cast<int32_t>(part.own[k]));
+             for (size_t s = 0; s < which.size(); ++s) {
+               const int64_t begin = outputs.offsets[s];
+               result.log_prob[which[s]] =
+                   outputs.value.narrow(0, begin, outputs.offsets[s + 1] - begin).clone();
+             }
+             if (losses.whole) return losses.whole->gradients(which);
+             const algo::LossResult loss = algo::actor_loss(
+                 loss_tokens(config, batch, part.samples, losses.weights, which, outputs),
+                 losses.weights.scale,
+                 losses.options);
+             add(loss.metrics, result.loss);
+             return TokenGradients{.value = loss.grad_log_prob, .entropy = loss.grad_entropy};
+           },
+           watching,
+           {.scope = routers, .ranks = layout.ranks});
   finish_pass(layout.observer);
+}
+
+// The scope of the auxiliary losses is the mini-batch; nothing without experts.
+std::unique_ptr<nn::RouterScope> router_scope(const Config& config,
+                                              const models::ModelShape& shape) {
+  if (shape.moe_layers == 0) return nullptr;
+  const RouterConfig& router = config.actor.router;
+  return std::make_unique<nn::RouterScope>(
+      nn::RouterLosses{.balance_coef = router.moe_aux_loss_coeff.value_or(0.0),
+                       .z_coef = router.moe_z_loss_coeff.value_or(0.0)},
+      shape.layers,
+      shape.num_experts,
+      shape.experts_per_token);
 }
 
 // Gradients of this rank's part, figures of the whole mini-batch.
@@ -197,11 +223,19 @@ UpdateResult local_gradients(const Config& config,
   model.params().ensure_grads();
   model.params().zero_grads();
   // A rank without a sample has gradients of zero, and takes part in the sums.
+  const std::unique_ptr<nn::RouterScope> routers = router_scope(config, model.shape());
   if (!part.paths.empty()) {
-    walk_part(config, batch, part, losses, layout, model, result);
-  } else if (model.params().keeper() != nullptr) {
-    walk(model, part.plan, losses.head, LossScope::kSample, /*loss=*/nullptr);
+    walk_part(config, batch, part, losses, layout, routers.get(), model, result);
+  } else if (walks_together(model) || routers) {
+    walk(model,
+         part.plan,
+         losses.head,
+         LossScope::kSample,
+         /*loss=*/nullptr,
+         /*observer=*/nullptr,
+         {.scope = routers.get(), .ranks = layout.ranks});
   }
+  if (routers) result.routers = routers->figures();
   if (layout.ranks != nullptr) merge_update(part.own, result, *layout.ranks);
   return result;
 }
@@ -216,7 +250,8 @@ UpdateResult accumulate_gradients(const Config& config,
   UpdateResult result = local_gradients(config, batch, mini_batch, layout, model);
   // A keeper has summed them.
   if (layout.ranks != nullptr && model.params().keeper() == nullptr) {
-    parallel::sum_gradients(model.params(), *layout.ranks);
+    parallel::sum_gradients(
+        model.params(), *layout.ranks, parallel::kBucketElements, layout.expert_ranks);
   }
   return result;
 }
@@ -232,8 +267,12 @@ UpdateResult verified_gradients(const Config& config,
   ParamTable& params = model.params().owned();
   const bool in_parts = model.params().keeper() != nullptr;
   const std::vector<at::Tensor> gradients = clone_gradients(params);
-  UpdateResult dense = accumulate_gradients(
-      config, batch, mini_batch, {false, layout.cost, nullptr, layout.ranks}, model);
+  UpdateResult dense =
+      accumulate_gradients(config,
+                           batch,
+                           mini_batch,
+                           {false, layout.cost, nullptr, layout.ranks, layout.expert_ranks},
+                           model);
   const VerifyResult verdict = verify_gradients(gradients,
                                                 shared.loss.loss,
                                                 dense.loss.loss,

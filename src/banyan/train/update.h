@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,11 +31,15 @@ struct UpdateResult {
   WalkStats walk;
   std::vector<at::Tensor> log_prob;  // per sample of the mini-batch, as this pass computed them
   std::vector<std::string> warnings;
-  bool sharing_failed = false;  // sharing.verify found other gradients without sharing
-  algo::MetricMap correction;   // names of "rollout_corr/", of bypass mode
+  bool sharing_failed = false;               // sharing.verify found other gradients without sharing
+  algo::MetricMap correction;                // names of "rollout_corr/", of bypass mode
+  std::optional<nn::RouterFigures> routers;  // of a model with experts
 };
 
 algo::LossOptions loss_options(const Config& config);
+
+// Whether the actor's routers compute in fp64. Throws [config] for another word than fp32, fp64.
+bool router_in_double(const Config& config);
 
 MiniBatchOptions actor_mini_batches(const Config& config);
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "banyan/core/error.h"
@@ -15,6 +16,7 @@
 #include "banyan/feature/running.h"
 #include "banyan/ops/carry.h"
 #include "banyan/ops/trie_attention.h"
+#include "banyan/parallel/lockstep.h"
 #include "banyan/train/clock.h"
 
 namespace banyan::train {
@@ -73,8 +75,22 @@ class Walk {
   Walk(models::CausalLM& model,
        const trie::Plan& plan,
        const HeadSpec& spec,
-       PassObserver* observer)
-      : model_(model), plan_(plan), spec_(spec), observer_(observer), states_(plan.blocks.size()) {}
+       PassObserver* observer,
+       nn::RouterScope* routers = nullptr)
+      : model_(model),
+        plan_(plan),
+        spec_(spec),
+        observer_(observer),
+        routers_(routers),
+        states_(plan.blocks.size()) {
+    model_.set_router_scope(routers);
+    if (model_.expert_ranks() != nullptr) {
+      lockstep_.emplace(*model_.expert_ranks(), [this](Pass pass) { model_.idle(pass); });
+    }
+  }
+  ~Walk() { model_.set_router_scope(nullptr); }
+  Walk(const Walk&) = delete;
+  Walk& operator=(const Walk&) = delete;
 
   void forward(int32_t b, bool keep) {
     run_forward(b, keep, /*recompute=*/false);
@@ -84,10 +100,12 @@ class Walk {
   // Tells a keeper of the weights which passes come (core/param_keeper.h).
   void start(const std::string& passes) {
     if (keeper_ != nullptr) keeper_->start(passes);
+    if (lockstep_) lockstep_->start(passes);
   }
   // Goes with the other ranks through theirs.
   void finish() {
     if (keeper_ != nullptr) keeper_->finish();
+    if (lockstep_) lockstep_->finish();
   }
 
   // Forward of all blocks, nothing kept but the heads; K and V go with their last reader.
@@ -195,6 +213,7 @@ class Walk {
     measure(state.body.backward_bytes() - state.body.bytes());
     state.live = false;
     if (keeper_ != nullptr) keeper_->begin(Pass::kBackward);
+    if (lockstep_) lockstep_->begin(Pass::kBackward);
     backward_block(model_,
                    plan_.blocks[b],
                    std::move(state.body),
@@ -221,7 +240,11 @@ class Walk {
         std::make_unique<ops::TrieAttention>(block.trie, model_.options(), carry_of(b), memory_);
     if (observer_ != nullptr) attention = observer_->watch(b, recompute, std::move(attention));
     if (keeper_ != nullptr) keeper_->begin(Pass::kForward);
+    if (lockstep_) lockstep_->begin(Pass::kForward);
+    // Of its forwards one is counted.
+    if (routers_ != nullptr && !routers_->is_closed()) routers_->set_counting(!state.has_head);
     BlockBody body = forward_body(model_, block, std::move(attention), keep);
+    if (routers_ != nullptr) routers_->set_counting(false);
     if (!state.has_head) {
       // Held until the next forward, which is enough for a block whose backward comes before that.
       state.head =
@@ -299,6 +322,8 @@ class Walk {
   const HeadSpec& spec_;
   PassObserver* observer_;
   ParamKeeper* keeper_ = model_.params().keeper();
+  nn::RouterScope* routers_;
+  std::optional<parallel::Lockstep> lockstep_;
   Clock clock_;
   std::shared_ptr<ops::AttentionMemory> memory_ = ops::make_attention_memory();
   ops::HeadMemory head_memory_;
@@ -307,6 +332,16 @@ class Walk {
   at::Tensor grad_value_;    // [all logical tokens] fp64
   at::Tensor grad_entropy_;  // likewise, or undefined
 };
+
+// True if a backward stands in front of a forward.
+bool goes_back_and_forth(const trie::Plan& plan) {
+  bool back = false;
+  for (const trie::Entry& entry : plan.entries) {
+    back = back || entry.action == trie::Action::kBackward;
+    if (back && entry.action == trie::Action::kForward) return true;
+  }
+  return false;
+}
 
 // The plan of a rank without samples is empty.
 std::vector<int32_t> all_samples(const trie::Plan& plan) {
@@ -334,14 +369,19 @@ std::string passes_of(const trie::Plan& plan, bool scored_before) {
 
 }  // namespace
 
+bool walks_together(models::CausalLM& model) {
+  return model.params().keeper() != nullptr || model.expert_ranks() != nullptr;
+}
+
 WalkStats walk(models::CausalLM& model,
                const trie::Plan& plan,
                const HeadSpec& head,
                LossScope scope,
                const LossFunction& loss,
-               PassObserver* observer) {
+               PassObserver* observer,
+               const RouterWatch& routers) {
   const feature::Running running;
-  Walk pass(model, plan, head, observer);
+  Walk pass(model, plan, head, observer, routers.scope);
   pass.start_backward();
   std::vector<uint8_t> recomputed(plan.blocks.size(), 0);
   int64_t num_losses = 0;
@@ -350,7 +390,13 @@ WalkStats walk(models::CausalLM& model,
     if (entry.action == trie::Action::kLoss) ++num_losses;
   }
   const bool whole = scope == LossScope::kMiniBatch;
-  pass.start(passes_of(plan, whole && num_losses > 1));
+  const bool has_router_losses = routers.scope != nullptr && routers.scope->has_losses();
+  // Ranks that bring weights together count their routers in passes of their own, so that none of
+  // them waits for the others' counts in the middle of a pass of theirs.
+  const bool counts_apart = has_router_losses && walks_together(model);
+  const bool scores_before =
+      (whole && num_losses > 1) || counts_apart || (has_router_losses && goes_back_and_forth(plan));
+  pass.start(counts_apart ? std::string(plan.blocks.size(), 'F') : passes_of(plan, scores_before));
   bool done = false;  // the one loss of the whole mini-batch
   const auto whole_loss = [&] {
     const profile::PhaseScope phase(profile::Phase::kLoss);
@@ -358,13 +404,18 @@ WalkStats walk(models::CausalLM& model,
     pass.take(samples, loss(samples, pass.outputs(samples)));
     done = true;
   };
-  if (whole && num_losses > 1) {
+  if (scores_before) {
     {
       const profile::PhaseScope phase(profile::Phase::kScore);
       pass.forward_all();
     }
     pass.stats.num_scored_before = plan.num_computed;
-    whole_loss();
+    if (whole && num_losses > 0) whole_loss();
+  }
+  if (counts_apart) {
+    pass.finish();
+    routers.scope->close(routers.ranks);
+    pass.start(passes_of(plan, /*scored_before=*/false));
   }
   for (const trie::Entry& entry : plan.entries) {
     const int32_t b = entry.block;
@@ -391,12 +442,14 @@ WalkStats walk(models::CausalLM& model,
       }
       case trie::Action::kBackward: {
         const profile::PhaseScope phase(profile::Phase::kBackward);
+        if (has_router_losses && !routers.scope->is_closed()) routers.scope->close(routers.ranks);
         pass.backward(b);
         break;
       }
     }
   }
   pass.finish();
+  if (routers.scope != nullptr && !routers.scope->is_closed()) routers.scope->close(routers.ranks);
   return pass.stats;
 }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "banyan/models/causal_lm.h"
+#include "banyan/nn/router_scope.h"
 #include "banyan/train/block_pass.h"
 #include "banyan/train/pass_observer.h"
 #include "banyan/trie/plan.h"
@@ -49,6 +50,16 @@ enum class LossScope : uint8_t {
                // A plan with several loss entries runs forward without gradients first.
 };
 
+// Over whom a scope of the routers goes. Ranks without a plan close it themselves.
+struct RouterWatch {
+  nn::RouterScope* scope = nullptr;
+  parallel::Collectives* ranks = nullptr;
+};
+
+// True where every rank goes through every pass, with or without a block: its weights lie in parts
+// on several ranks.
+bool walks_together(models::CausalLM& model);
+
 // Measured, not modelled.
 struct WalkStats {
   int64_t peak_live_tokens = 0;       // tokens with saved activations at one time
@@ -64,14 +75,17 @@ struct WalkStats {
 // Adds the gradients of `loss` to the model's parameters (allocated if missing, not zeroed). Where
 // the weights are in parts over ranks, all of them walk together, one without samples with an empty
 // plan; likewise for score_samples.
-// `observer`, if given, sees the pass; it changes no number.
-// Throws [banyan bug] on a plan that runs a backward before the losses it needs.
+// `observer`, if given, sees the pass; it changes no number. `routers`, if given, counts what the
+// routers of the model choose, is closed over `ranks`, and adds its losses to the gradients; a plan
+// whose backwards begin before its last forward runs forward without gradients first, if it has
+// losses. Throws [banyan bug] on a plan that runs a backward before the losses it needs.
 WalkStats walk(models::CausalLM& model,
                const trie::Plan& plan,
                const HeadSpec& head,
                LossScope scope,
                const LossFunction& loss,
-               PassObserver* observer = nullptr);
+               PassObserver* observer = nullptr,
+               const RouterWatch& routers = {});
 
 // Numbers of every scored token, per sample in the order of the batch, without gradients: old and
 // reference passes, values, `banyan score`. CPU, fp32 (fp64 for a fp64 model).

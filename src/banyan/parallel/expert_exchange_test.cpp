@@ -1,0 +1,66 @@
+// Rows reach the rank of their expert in the order [expert][source], and come back.
+#include "banyan/parallel/expert_exchange.h"
+
+#include <ATen/ops/empty.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "banyan/testing/thread_transport.h"
+
+namespace banyan::parallel {
+namespace {
+
+// Row i of expert e of rank r: (e, r, i).
+at::Tensor rows_of(int64_t rank, const std::vector<int64_t>& offsets) {
+  at::Tensor rows = at::empty({offsets.back(), 3}, at::kDouble);
+  double* to = rows.data_ptr<double>();
+  for (size_t e = 0; e + 1 < offsets.size(); ++e) {
+    for (int64_t i = offsets[e]; i < offsets[e + 1]; ++i) {
+      *to++ = static_cast<double>(e);
+      *to++ = static_cast<double>(rank);
+      *to++ = static_cast<double>(i - offsets[e]);
+    }
+  }
+  return rows;
+}
+
+TEST(ExpertExchange, RowsGoToTheirExpertsAndBack) {
+  for (int seed = 0; seed < 12; ++seed) {
+    const int64_t num_ranks = 1 + seed % 4;
+    const int64_t num_experts = num_ranks * (1 + seed % 3);
+    std::mt19937 random(seed);
+    std::vector<std::vector<int64_t>> offsets(num_ranks);
+    for (int64_t r = 0; r < num_ranks; ++r) {
+      offsets[r] = {0};
+      for (int64_t e = 0; e < num_experts; ++e) {
+        const bool idle = r == 1 && seed % 2 == 0;  // a rank without rows
+        offsets[r].push_back(offsets[r].back() + (idle ? 0 : random() % 4));
+      }
+    }
+    testing::run_ranks(num_ranks, [&](Collectives& ranks) {
+      const at::Tensor rows = rows_of(ranks.rank(), offsets[ranks.rank()]);
+      const ExpertExchange exchange(ranks, offsets[ranks.rank()]);
+      const at::Tensor came = exchange.to_experts(rows);
+      const int64_t own = num_experts / num_ranks;
+      int64_t at = 0;
+      for (int64_t e = 0; e < own; ++e) {
+        ASSERT_EQ(exchange.offsets()[e], at);
+        const int64_t expert = ranks.rank() * own + e;
+        for (int64_t source = 0; source < num_ranks; ++source) {
+          const int64_t count = offsets[source][expert + 1] - offsets[source][expert];
+          for (int64_t i = 0; i < count; ++i, ++at) {
+            ASSERT_EQ(came[at][0].item<double>(), expert);
+            ASSERT_EQ(came[at][1].item<double>(), source);
+            ASSERT_EQ(came[at][2].item<double>(), i);
+          }
+        }
+      }
+      ASSERT_EQ(came.size(0), at);
+      ASSERT_TRUE(exchange.to_tokens(came).equal(rows));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace banyan::parallel

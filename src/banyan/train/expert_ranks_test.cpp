@@ -1,0 +1,156 @@
+// Expert parallel: ranks that hold some of the experts each give what one process gives. The ranks
+// are threads here; tests/distributed runs the same over processes.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+
+#include "banyan/parallel/groups.h"
+#include "banyan/testing/five_groups.h"
+#include "banyan/testing/thread_transport.h"
+#include "banyan/testing/tiny_run.h"
+#include "banyan/train/apply_gradients.h"
+#include "banyan/train/update.h"
+#include "banyan/train/walk.h"
+
+namespace banyan::train {
+namespace {
+
+using banyan::testing::all_of;
+using banyan::testing::relative;
+using parallel::Groups;
+using parallel::MeshShape;
+using Named = std::map<std::string, at::Tensor>;
+
+// Two layers with experts and a dense one.
+const char* kModel = R"({"model_type": "qwen3_moe", "hidden_size": 48, "num_hidden_layers": 3,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 512, "initializer_range": 0.2,
+    "vocab_size": 97, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+    "norm_topk_prob": true, "mlp_only_layers": [1]})";
+
+struct Case {
+  at::ScalarType dtype = at::kDouble;
+  bool share = true;
+  bool with_losses = false;
+  nn::Recompute recompute = {};
+  int64_t num_samples = 15;  // fewer than ranks: some of them have none
+};
+
+struct Outcome {
+  UpdateResult result;  // of the first update
+  Named gradients;      // of this rank's parameters
+  Named changes;        // of them over three steps of AdamW
+};
+
+Outcome three_steps(const Case& with, Groups& groups) {
+  Config config = testing::small_blocks();
+  config.actor.entropy_coeff = 0.01;
+  if (with.with_losses) {
+    config.actor.router = {
+        .moe_aux_loss_coeff = 0.1, .moe_z_loss_coeff = 0.02, .moe_router_dtype = {}};
+  }
+  models::LoadOptions options{{.dtype = with.dtype}, true};
+  options.experts = &groups.expert;
+  // Every rank draws the weights of all experts in one order.
+  const auto whole = models::random_model(kModel, 3, {{.dtype = with.dtype}, true});
+  const auto model = models::random_model(kModel, 3, options);
+  for (Param& param : model->params().params()) {
+    param.master.copy_(whole->params().at(param.name).master);
+  }
+  model->params().repack();
+  model->set_recompute(with.recompute);
+  const Batch batch = testing::batch_of_five();
+  MiniBatch mini_batch = all_of(batch);
+  mini_batch.samples.resize(with.num_samples);
+  Layout layout{with.share, {}};
+  layout.ranks = &groups.data;
+  layout.expert_ranks = &groups.expert_data;
+  optim::AdamW optimizer(model->params(), adamw_options(config.actor.optim));
+  Outcome out;
+  for (int step = 0; step < 3; ++step) {
+    UpdateResult result = accumulate_gradients(config, batch, mini_batch, layout, *model);
+    if (step == 0) {
+      out.result = std::move(result);
+      for (const Param& param : model->params().params()) {
+        out.gradients[param.name] = param.grad.clone();
+      }
+    }
+    optimizer.step(1e-3, /*grad_scale=*/1.0);
+    model->params().repack();
+  }
+  for (const Param& param : model->params().params()) {
+    out.changes[param.name] = param.master.sub(whole->params().at(param.name).master);
+  }
+  return out;
+}
+
+void expect_equals_one(const Case& with, int64_t ep, int64_t size, const std::string& what) {
+  Groups alone;
+  const Outcome one = three_steps(with, alone);
+  const double bound = with.dtype == at::kDouble ? 1e-10 : 1e-5;
+  const double changes_bound = with.dtype == at::kDouble ? 1e-6 : 1e-3;
+  std::map<std::string, int64_t> seen;
+  std::mutex mutex;
+  testing::run_mesh(size, MeshShape{.ep = ep}, [&](Groups& groups) {
+    const Outcome part = three_steps(with, groups);
+    const std::lock_guard lock(mutex);
+    EXPECT_NEAR(part.result.loss.loss, one.result.loss.loss, bound) << what;
+    ASSERT_TRUE(part.result.routers.has_value());
+    EXPECT_NEAR(part.result.routers->loss, one.result.routers->loss, bound) << what;
+    EXPECT_NEAR(part.result.routers->max_load, one.result.routers->max_load, 1e-6) << what;
+    for (const auto& [name, gradient] : part.gradients) {
+      ++seen[name];
+      EXPECT_LE(relative(gradient, one.gradients.at(name)), bound) << what << " " << name;
+      // AdamW makes much of a router's small gradients, which are differences of large numbers.
+      const bool is_router = name.ends_with("mlp.gate.weight");
+      EXPECT_LE(relative(part.changes.at(name), one.changes.at(name)),
+                (is_router ? 10 : 1) * changes_bound)
+          << what << " " << name;
+    }
+  });
+  ASSERT_EQ(seen.size(), one.gradients.size()) << what;
+  for (const auto& [name, count] : seen) {
+    const bool dealt = name.find(".experts.") != std::string::npos;
+    EXPECT_EQ(count, dealt ? size / ep : size) << what << " " << name;
+  }
+}
+
+TEST(ExpertRanks, GradientsAndWeightsEqualThoseOfOneProcess) {
+  for (const bool share : {true, false}) {
+    const std::string how = share ? " on" : " off";
+    expect_equals_one({.share = share}, 2, 2, "ep 2" + how);
+    expect_equals_one({.dtype = at::kFloat, .share = share}, 2, 2, "ep 2 fp32" + how);
+    expect_equals_one({.share = share}, 2, 4, "ep 2 dp 2" + how);
+    expect_equals_one({.share = share}, 4, 4, "ep 4" + how);
+    expect_equals_one({.share = share, .with_losses = true}, 2, 4, "losses" + how);
+  }
+}
+
+TEST(ExpertRanks, RecomputeAndRanksWithoutSamplesStayInStep) {
+  using nn::RecomputeMethod;
+  expect_equals_one(
+      {.recompute = {.method = RecomputeMethod::kUniform, .num_layers = 2}}, 2, 2, "uniform 2");
+  expect_equals_one(
+      {.recompute = {.method = RecomputeMethod::kUniform, .num_layers = 9}}, 2, 4, "uniform 9");
+  expect_equals_one(
+      {.recompute = {.method = RecomputeMethod::kBlock, .num_layers = 1}}, 2, 2, "block 1");
+  expect_equals_one({.with_losses = true, .num_samples = 3}, 4, 4, "one group");
+}
+
+// The forward has the bits of one process.
+TEST(ExpertRanks, LogProbabilitiesHaveTheBitsOfOneProcess) {
+  const Case with{.dtype = at::kBFloat16};
+  Groups alone;
+  const Outcome one = three_steps(with, alone);
+  testing::run_mesh(2, MeshShape{.ep = 2}, [&](Groups& groups) {
+    const Outcome part = three_steps(with, groups);
+    ASSERT_EQ(part.result.log_prob.size(), one.result.log_prob.size());
+    for (size_t i = 0; i < one.result.log_prob.size(); ++i) {
+      EXPECT_TRUE(part.result.log_prob[i].equal(one.result.log_prob[i])) << i;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace banyan::train
