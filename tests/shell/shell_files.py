@@ -69,3 +69,32 @@ def write_tiny_llama(directory: Path) -> Path:
     (directory / "model.safetensors").unlink()
     LlamaForCausalLM(config).save_pretrained(directory)
     return directory
+
+
+def write_tiny_moe(directory: Path) -> Path:
+    """A random Qwen3-MoE of a dense layer and one with experts, likewise."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    write_model_dir(directory)
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=288,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=1024,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+        mlp_only_layers=[0],
+        eos_token_id=257,
+        bos_token_id=None,
+    )
+    (directory / "model.safetensors").unlink()
+    Qwen3MoeForCausalLM(config).save_pretrained(directory)
+    return directory

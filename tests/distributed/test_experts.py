@@ -1,0 +1,77 @@
+"""A model with experts: processes that share samples, and weights, give what one process gives."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+from banyan.log.jsonl import by_step, read
+from processes import run, torchrun
+from shell_files import write_tiny_moe
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("banyan._C") is None,
+    reason="the extension banyan._C is not built (make build)",
+)
+MAIN = ("-m", "banyan.trainer.main_ppo")
+OVERRIDE = "actor_rollout_ref.actor.megatron.override_transformer_config"
+COMPARED = (
+    "actor/loss",
+    "actor/grad_norm",
+    "actor/moe_load_balance",
+    "actor/moe_load_max",
+    "actor/moe_z",
+    "actor/moe_aux_loss",
+    "critic/score/mean",
+)
+
+
+def arguments(tmp_path) -> list[str]:
+    (tmp_path / "reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return sum(letter in 'aeiou' for letter in solution_str) / max(1, len(solution_str))\n"
+    )
+    return [
+        f"actor_rollout_ref.model.path={write_tiny_moe(tmp_path / 'tiny')}",
+        "data.train_files='arithmetic:train?rows=40&seed=1'",
+        "data.train_batch_size=4",
+        "data.max_prompt_length=640",
+        "data.max_response_length=6",
+        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        f"{OVERRIDE}.moe_aux_loss_coeff=0.05",
+        f"{OVERRIDE}.moe_z_loss_coeff=0.01",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.rollout.dtype=float32",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.02",
+        "actor_rollout_ref.sharing.mode=on",
+        "reward.num_workers=1",
+        f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",
+        "trainer.total_training_steps=2",
+        "trainer.logger=[console]",
+    ]
+
+
+def test_a_run_over_two_processes_equals_one(tmp_path):
+    (tmp_path / "tiny").mkdir()
+    given = arguments(tmp_path)
+    commands = {
+        "one": [sys.executable, *MAIN, *given],
+        "data": torchrun(2, *MAIN, *given),
+        "fsdp": torchrun(2, *MAIN, *given, "actor_rollout_ref.actor.strategy=fsdp"),
+    }
+    found = {}
+    for name, command in commands.items():
+        done = run([*command, f"trainer.default_local_dir={tmp_path / name}"])
+        assert done.returncode == 0, done.stdout
+        found[name] = by_step(read(tmp_path / name / "metrics.jsonl"))
+    for step in (1, 2):
+        for metric in COMPARED:
+            wanted = found["one"][step][metric]
+            for name in ("data", "fsdp"):
+                got = found[name][step][metric]
+                assert got == pytest.approx(wanted, rel=1e-3, abs=1e-5), (name, step, metric)
+        assert found["one"][step]["actor/grad_norm"] > 0
+        assert found["one"][step]["actor/moe_aux_loss"] > 0
