@@ -193,6 +193,25 @@ TEST(Fsdp, UpdatesEqualOneProcess) {
   }
 }
 
+// What an open block costs: kept, run again, or copied into its readers. Ranks then go through
+// passes of their own number and order.
+TEST(Fsdp, EveryCarryPolicyEqualsOneProcess) {
+  Config config = small_blocks();
+  config.actor.ppo_max_token_len_per_gpu = 16;
+  for (const char* carry : {"retain", "recompute", "replay"}) {
+    config.sharing.carry = carry;
+    const Setting setting{.name = carry, .dtype = at::kDouble, .options = {false, true}};
+    const Trained one = whole_steps(config, setting, nullptr);
+    EXPECT_GT(one.first.num_blocks, 4) << carry;
+    testing::run_mesh(3, {}, [&](Groups& groups) {
+      const Trained mine = sharded_steps(config, setting, groups);
+      EXPECT_NEAR(mine.first.loss.loss, one.first.loss.loss, 1e-10) << carry;
+      expect_near(mine.gradients, one.gradients, 1e-10, std::string(carry) + " gradient");
+      expect_near(mine.changes, one.changes, 1e-8, carry);
+    });
+  }
+}
+
 TEST(Fsdp, HybridShardingEqualsOneProcess) {
   const Config config = small_blocks();
   for (const bool ahead : {false, true}) {
