@@ -9,6 +9,7 @@
 
 #include "banyan/core/error.h"
 #include "banyan/feature/running.h"
+#include "banyan/ops/expert_slots.h"
 #include "banyan/ops/slots.h"
 #include "callable.h"
 #include "convert.h"
@@ -27,6 +28,11 @@ py::object to_object(T&& value) {
     return value.defined() ? py::cast(value) : py::none();
   } else if constexpr (std::is_same_v<Plain, HeadMemory*>) {
     return value == nullptr ? py::none() : py::cast(value, py::return_value_policy::reference);
+  } else if constexpr (std::is_same_v<Plain, ExpertWeights> ||
+                       std::is_same_v<Plain, std::vector<at::Tensor*>>) {
+    py::list out;
+    for (const auto* entry : value) out.append(to_object(*entry));
+    return out;
   } else {
     return py::cast(Plain(value));  // a copy: structs of tensors are cheap, and may be kept
   }
@@ -45,6 +51,24 @@ struct Argument<T> {
   explicit Argument(py::handle of) : value(of.is_none() ? at::Tensor() : of.cast<at::Tensor>()) {}
   T get() { return value; }
   at::Tensor value;
+};
+// Lists of what the core has by pointer.
+template <typename Value, typename Pointer>
+struct ListArgument {
+  explicit ListArgument(py::handle of) : values(of.cast<std::vector<Value>>()) {
+    for (Value& value : values) pointers.push_back(&value);
+  }
+  std::vector<Pointer>& get() { return pointers; }
+  std::vector<Value> values;
+  std::vector<Pointer> pointers;
+};
+template <>
+struct Argument<const ExpertWeights&> : ListArgument<LinearWeight, const LinearWeight*> {
+  using ListArgument::ListArgument;
+};
+template <>
+struct Argument<const std::vector<at::Tensor*>&> : ListArgument<at::Tensor, at::Tensor*> {
+  using ListArgument::ListArgument;
 };
 template <>
 struct Argument<HeadMemory*> {
@@ -105,13 +129,23 @@ struct Fields {  // most ops have a forward and a backward
     visit("backward", op.backward);
   }
 };
-template <>
-struct Fields<LinearOp> {
+template <typename Op>
+  requires std::is_same_v<Op, LinearOp> || std::is_same_v<Op, GroupedGemmOp>
+struct Fields<Op> {
   template <typename Visit>
-  static void each(LinearOp& op, const Visit& visit) {
+  static void each(Op& op, const Visit& visit) {
     visit("forward", op.forward);
     visit("backward_input", op.backward_input);
     visit("backward_weight", op.backward_weight);
+  }
+};
+template <typename Op>
+  requires std::is_same_v<Op, RouterOp> || std::is_same_v<Op, PermuteOp> ||
+           std::is_same_v<Op, UnpermuteOp>
+struct Fields<Op> {
+  template <typename Visit>
+  static void each(Op& op, const Visit& visit) {
+    visit("forward", op.forward);
   }
 };
 
@@ -150,6 +184,10 @@ void with_slot(const std::string& name, const Function& fn) {
   visit(embedding_slot());
   visit(cross_entropy_slot());
   visit(value_head_slot());
+  visit(router_slot());
+  visit(grouped_gemm_slot());
+  visit(permute_slot());
+  visit(unpermute_slot());
 }
 
 void replace(const std::string& slot,
@@ -231,12 +269,30 @@ void bind_attention(py::module_& module) {
       .def_readonly("dv", &AttentionSlotGradients::dv);
 }
 
+void bind_experts(py::module_& module) {
+  py::class_<ExpertRows>(module, "ExpertRows", "Rows by expert: token [S], slot [T, k].")
+      .def_readonly("source", &ExpertRows::source)
+      .def_readonly("token", &ExpertRows::token)
+      .def_readonly("slot", &ExpertRows::slot)
+      .def_readonly("offsets", &ExpertRows::offsets);
+  py::class_<RouterOptions>(module, "RouterOptions", "How many experts a token has.")
+      .def_readonly("num_chosen", &RouterOptions::num_chosen)
+      .def_readonly("renormalise", &RouterOptions::renormalise);
+  py::class_<Routing>(module, "Routing", "logits [T, X], choice [T, k] int64.")
+      .def(py::init([](const at::Tensor& logits, const at::Tensor& choice) {
+        return Routing{logits, choice};
+      }))
+      .def_readonly("logits", &Routing::logits)
+      .def_readonly("choice", &Routing::choice);
+}
+
 }  // namespace
 
 void bind_feature(py::module_& module) {
   py::module_ slots = module.def_submodule("slots", "Operator slots (ops/slots.h).");
   bind_values(slots);
   bind_attention(slots);
+  bind_experts(slots);
   slots.def(
       "names",
       [] {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 
 import pytest
@@ -43,6 +44,11 @@ def untouched():
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     return write_model("llama", tmp_path_factory.mktemp("llama"))[1]
+
+
+@pytest.fixture(scope="module")
+def qwen3_moe(tmp_path_factory):
+    return write_model("qwen3_moe", tmp_path_factory.mktemp("qwen3_moe"))[1]
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +120,45 @@ def value_head(hidden, weight, bias):
     value = (hidden.to(weight.dtype) @ weight.T).squeeze(-1)
     return value if bias is None else value + bias
 
+
+def router(h, weight, num_chosen):
+    logits = (h @ weight.T).float() if h.dtype != torch.float64 else h @ weight.T
+    return logits, logits.softmax(-1).topk(num_chosen, dim=-1).indices
+
+
+def parts_of(x, offsets):
+    return [x[begin:end] for begin, end in itertools.pairwise(offsets)]
+
+
+def grouped_gemm(x, offsets, weights):
+    return torch.cat([part @ w.T for part, w in zip(parts_of(x, offsets), weights, strict=True)])
+
+
+def grouped_gemm_backward_input(dy, offsets, weights):
+    return torch.cat([part @ w for part, w in zip(parts_of(dy, offsets), weights, strict=True)])
+
+
+def grouped_gemm_backward_weight(dy, x, offsets):
+    pairs = zip(parts_of(dy, offsets), parts_of(x, offsets), strict=True)
+    return [one.T @ other for one, other in pairs]
+
+
+def unpermute(y, slot, weight):
+    rows = y[slot]  # [T, k, E]
+    return (rows if weight is None else rows * weight.to(y.dtype)[..., None]).sum(1)
+
+
+EXPERTS = {
+    "router": lambda slots: slots.replace("router", router),
+    "grouped_gemm": lambda slots: slots.replace(
+        "grouped_gemm",
+        grouped_gemm,
+        backward_input=grouped_gemm_backward_input,
+        backward_weight=grouped_gemm_backward_weight,
+    ),
+    "permute": lambda slots: slots.replace("permute", lambda x, token: x[token]),
+    "unpermute": lambda slots: slots.replace("unpermute", unpermute),
+}
 
 REPLACEMENTS = {
     "swiglu": lambda slots: slots.replace("swiglu", swiglu),
@@ -191,6 +236,37 @@ def test_a_replacement_in_pytorch_gives_loss_and_gradients_of_the_original(qwen3
     assert again["loss"] == own["loss"]
 
 
+@pytest.mark.parametrize("name", sorted(EXPERTS))
+def test_a_replaced_op_of_experts_gives_loss_and_gradients_of_the_original(qwen3_moe, name):
+    config = config_of(qwen3_moe, **{"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 64})
+    model = _C.Model.load(str(qwen3_moe), "fp64", with_backward=True)
+    own, own_grads = gradients(model, config)
+    with feature.applied(one(lambda self, slots, args: EXPERTS[name](slots))):
+        assert _C.slots.dump() == [f"{name}: mine"]
+        got, got_grads = gradients(model, config)
+    again, again_grads = gradients(model, config)
+    assert got["loss"] == pytest.approx(own["loss"], rel=EXACT)
+    for key, grad in own_grads.items():
+        assert (got_grads[key] - grad).norm() <= EXACT * grad.norm(), key
+        assert torch.equal(again_grads[key], grad), key
+    assert again["loss"] == own["loss"]
+
+
+def test_a_choice_of_experts_of_ones_own_is_followed(qwen3_moe):
+    """The first experts for every token: those alone are trained."""
+
+    def first_ones(h, weight, num_chosen):
+        logits, _ = router(h, weight, num_chosen)
+        return logits, torch.arange(num_chosen).expand(len(h), num_chosen)
+
+    model = _C.Model.load(str(qwen3_moe), "fp64", with_backward=True)
+    with feature.applied(one(lambda self, slots, args: slots.replace("router", first_ones))):
+        _, grads = gradients(model, config_of(qwen3_moe))
+    expert = "model.layers.0.mlp.experts.{}.down_proj.weight"
+    assert grads[expert.format(0)].norm() > 0
+    assert grads[expert.format(7)].norm() == 0
+
+
 def test_a_replacement_that_differs_changes_loss_and_gradients(llama):
     model = _C.Model.load(str(llama), "fp64", with_backward=True)
     own, own_grads = gradients(model, config_of(llama))
@@ -256,11 +332,11 @@ def counting(calls: dict[str, int], slots: list[str]):
     return patches
 
 
-def test_wrappers_of_every_slot_count_calls_and_change_no_bit(qwen3):
+def test_wrappers_of_every_slot_count_calls_and_change_no_bit(qwen3_moe):
     slots = [name for name in _C.slots.names() if name != "value_head"]
     for dtype in ("bf16", "fp64"):
-        model = _C.Model.load(str(qwen3), dtype, with_backward=True)
-        config = config_of(qwen3, **{"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 64})
+        model = _C.Model.load(str(qwen3_moe), dtype, with_backward=True)
+        config = config_of(qwen3_moe, **{"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 64})
         own, own_grads = gradients(model, config)
         calls: dict[str, int] = {}
         with feature.applied(one(counting(calls, slots))):

@@ -533,7 +533,7 @@ def test_functions_of_a_replacement_are_checked():
         "feature mine: swiglu: wanted functions forward, backward, got extra"
     )
     core = FakeCore()
-    core.slots.names = lambda: ["rope", "linear", "router"]
+    core.slots.names = lambda: ["rope", "linear", "adamw"]
     slots = feature.Slots("mine", core)
     assert "rope: wanted backward beside forward: autograd has no x there" in error_of(
         lambda: slots.replace("rope", lambda x: x)
@@ -541,8 +541,8 @@ def test_functions_of_a_replacement_are_checked():
     assert "linear: wanted backward_input and backward_weight" in error_of(
         lambda: slots.replace("linear", lambda x: x, backward_input=lambda dy: dy)
     )
-    assert "router: wanted a slot that takes functions" in error_of(
-        lambda: slots.replace("router", lambda x: x)
+    assert "adamw: wanted a slot that takes functions" in error_of(
+        lambda: slots.replace("adamw", lambda x: x)
     )
 
 
@@ -564,13 +564,13 @@ def test_a_wrapper_returns_an_op():
 
 
 def test_an_error_inside_names_feature_slot_and_line(tmp_path):
-    from banyan.feature import ops
+    from banyan.feature import calls
 
     path = tmp_path / "bad.py"
     path.write_text("def forward(gate_up):\n    return 1 / 0\n")
     from banyan import user_code
 
-    call = ops._named(
+    call = calls.named(
         "mine", "swiglu", "forward", user_code.load_file("k", path).forward, ["gate_up"]
     )
     with pytest.raises(

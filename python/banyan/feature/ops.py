@@ -19,6 +19,12 @@ A function takes the arguments of its slot that it names, and only those:
                    backward  those, grad_logprob, grad_entropy, lse -> dhidden, dweight
     value_head     forward   hidden, weight, bias -> values
                    backward  those, grad_value -> dhidden, dweight, dbias
+    router         forward   h, weight, num_chosen -> logits (h times weight), choice
+    grouped_gemm   forward   x, offsets, weights -> y
+                   backward_input   dy, offsets, weights -> dx
+                   backward_weight  dy, x, offsets -> dweights
+    permute        forward   x, token -> rows
+    unpermute      forward   y, slot, weight -> x
 
 Shapes: src/banyan/ops/*.h. Without a backward, autograd takes the gradients of forward; rope, linear and embedding are
 asked for gradients without the x of forward, so theirs must be given.
@@ -26,16 +32,12 @@ asked for gradients without the x of forward, so theirs must be given.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from banyan import user_code
 from banyan.errors import RunError, UserError, core_text
+from banyan.feature.calls import Call, Values, add, derived, named, plain
 
-Values = dict[str, Any]
-Call = Callable[[Values], Any]
 Functions = dict[str, Callable[..., Any]]
 
 _FORWARD: dict[str, tuple[str, ...]] = {
@@ -47,6 +49,10 @@ _FORWARD: dict[str, tuple[str, ...]] = {
     "embedding": ("ids", "weight"),
     "cross_entropy": ("hidden", "weight", "row_offsets", "token", "temperature"),
     "value_head": ("hidden", "weight", "bias"),
+    "router": ("h", "weight", "num_chosen"),
+    "grouped_gemm": ("x", "offsets", "weights"),
+    "permute": ("x", "token"),
+    "unpermute": ("y", "slot", "weight"),
 }
 _BACKWARD: dict[str, dict[str, tuple[str, ...]]] = {
     "attention": {"backward": (*_FORWARD["attention"], "grad_out", "out", "lse")},
@@ -59,8 +65,15 @@ _BACKWARD: dict[str, dict[str, tuple[str, ...]]] = {
         "backward": (*_FORWARD["cross_entropy"], "grad_logprob", "grad_entropy", "lse")
     },
     "value_head": {"backward": (*_FORWARD["value_head"], "grad_value")},
+    "router": {},
+    "grouped_gemm": {
+        "backward_input": ("dy", "offsets", "weights"),
+        "backward_weight": ("dy", "x", "offsets"),
+    },
+    "permute": {},
+    "unpermute": {},
 }
-_WITHOUT_X = ("rope", "linear", "embedding")
+_WITHOUT_X = ("rope", "linear", "embedding", "grouped_gemm")
 
 
 def adapt(
@@ -88,110 +101,28 @@ def adapt(
     for name in given:
         if name not in wanted:
             raise UserError(
-                f"feature {owner}: {slot}: wanted functions forward, {', '.join(wanted)}, got {name}"
+                f"feature {owner}: {slot}: wanted functions {', '.join(('forward', *wanted))}, got {name}"
             )
     if slot in _WITHOUT_X and len(given) < len(wanted):
         raise UserError(
             f"feature {owner}: {slot}: wanted {' and '.join(wanted)} beside forward: autograd has no x there"
         )
     calls = {
-        name: _named(owner, slot, name, function, wanted[name]) for name, function in given.items()
+        name: named(owner, slot, name, function, wanted[name]) for name, function in given.items()
     }
-    return _MAKERS[slot](core.slots, _named(owner, slot, "forward", forward, _FORWARD[slot]), calls)
-
-
-def _named(
-    owner: str, slot: str, what: str, function: Callable[..., Any], names: Sequence[str]
-) -> Call:
-    """A call with named values that hands over those which the function names."""
-    parameters = inspect.signature(function).parameters.values()
-    missing = [
-        p.name
-        for p in parameters
-        if p.name not in names
-        and p.default is p.empty
-        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    if missing:
-        raise UserError(
-            f"feature {owner}: {slot}: {what} wants {', '.join(missing)}; known arguments are {', '.join(names)}"
-        )
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    accepted = (
-        list(names)
-        if takes_all
-        else [name for name in names if name in {p.name for p in parameters}]
-    )
-    path = (
-        Path(inspect.unwrap(function).__code__.co_filename)
-        if hasattr(inspect.unwrap(function), "__code__")
-        else Path()
-    )
-
-    def call(values: Values) -> Any:
-        try:
-            return function(**{name: values[name] for name in accepted})
-        except (RunError, UserError):
-            raise
-        except Exception as error:
-            raise RunError(
-                f"feature {owner}: {slot}: {what} failed: {user_code.place(error, path)}"
-            ) from error
-
-    return call
-
-
-def _plain(call: Call, values: Values) -> Any:
-    import torch
-
-    with torch.no_grad():
-        return call(values)
-
-
-def _derived(call: Call, values: Values, wanted: Sequence[str], grads: Sequence[Any]) -> tuple:
-    """(gradients of `wanted`, outputs) of a function by autograd; `grads` are those of its outputs, None: of no use."""
-    import torch
-
-    with torch.enable_grad():
-        leaves = {name: values[name].detach().requires_grad_() for name in wanted}
-        out = call({**values, **leaves})
-    outputs = out if isinstance(out, tuple) else (out,)
-    pairs = [
-        (o, g) for o, g in zip(outputs, grads, strict=False) if g is not None and o is not None
-    ]
-    if not any(o.requires_grad for o, _ in pairs):
-        raise RunError(
-            f"feature: wanted a result that depends on {', '.join(wanted)}, got a constant (was it detached?)"
-        )
-    pairs = [(o, g) for o, g in pairs if o.requires_grad]
-    got = torch.autograd.grad(
-        [o for o, _ in pairs],
-        list(leaves.values()),
-        [g.to(o.dtype) for o, g in pairs],
-        allow_unused=True,
-    )
-    full = [
-        g if g is not None else torch.zeros_like(values[n])
-        for n, g in zip(wanted, got, strict=True)
-    ]
-    return full, [o.detach() if o is not None else None for o in outputs]
-
-
-def _add(total: Any, part: Any) -> None:
-    if total is not None and part is not None:
-        total.add_(part.to(total.dtype))
+    return _MAKERS[slot](core.slots, named(owner, slot, "forward", forward, _FORWARD[slot]), calls)
 
 
 def _swiglu(slots: Any, forward: Call, calls: dict[str, Call]) -> Functions:
     def op_backward(dy, gate_up, options):
         values = {"dy": dy, "gate_up": gate_up}
         if "backward" in calls:
-            return slots.SwigluGradients(_plain(calls["backward"], values), _plain(forward, values))
-        (grad,), (y,) = _derived(forward, values, ["gate_up"], [dy])
+            return slots.SwigluGradients(plain(calls["backward"], values), plain(forward, values))
+        (grad,), (y,) = derived(forward, values, ["gate_up"], [dy])
         return slots.SwigluGradients(grad, y)
 
     return {
-        "forward": lambda gate_up, options: _plain(forward, {"gate_up": gate_up}),
+        "forward": lambda gate_up, options: plain(forward, {"gate_up": gate_up}),
         "backward": op_backward,
     }
 
@@ -200,14 +131,14 @@ def _rms_norm(slots: Any, forward: Call, calls: dict[str, Call]) -> Functions:
     def op_backward(dy, x, weight, eps, grad_weight, options, residual):
         values = {"dy": dy, "x": x, "weight": weight, "eps": eps}
         if "backward" in calls:
-            dx, dweight = _plain(calls["backward"], values)
+            dx, dweight = plain(calls["backward"], values)
         else:
-            (dx, dweight), _ = _derived(forward, values, ["x", "weight"], [dy])
-        _add(grad_weight, dweight)
+            (dx, dweight), _ = derived(forward, values, ["x", "weight"], [dy])
+        add(grad_weight, dweight)
         return dx if residual is None else dx + residual
 
     return {
-        "forward": lambda x, weight, eps, options: _plain(
+        "forward": lambda x, weight, eps, options: plain(
             forward, {"x": x, "weight": weight, "eps": eps}
         ),
         "backward": op_backward,
@@ -216,7 +147,7 @@ def _rms_norm(slots: Any, forward: Call, calls: dict[str, Call]) -> Functions:
 
 def _rope(slots: Any, forward: Call, calls: dict[str, Call]) -> Functions:
     def with_first(call: Call, name: str) -> Callable[..., Any]:
-        return lambda x, positions, cos, sin, options: _plain(
+        return lambda x, positions, cos, sin, options: plain(
             call, {name: x, "positions": positions, "cos": cos, "sin": sin}
         )
 
@@ -225,22 +156,22 @@ def _rope(slots: Any, forward: Call, calls: dict[str, Call]) -> Functions:
 
 def _linear(slots: Any, forward: Call, calls: dict[str, Call]) -> Functions:
     def op_forward(x, weight, bias, residual):
-        y = _plain(forward, {"x": x, "weight": weight.tensor(), "bias": bias})
+        y = plain(forward, {"x": x, "weight": weight.tensor(), "bias": bias})
         return y if residual is None else y + residual
 
     def op_backward_weight(dy, x, grad_weight, grad_bias, options):
-        result = _plain(calls["backward_weight"], {"dy": dy, "x": x})
+        result = plain(calls["backward_weight"], {"dy": dy, "x": x})
         dweight, dbias = result if isinstance(result, tuple) else (result, None)
         if grad_bias is not None and dbias is None:
             raise RunError(
                 "feature: linear: wanted dweight, dbias of a layer with a bias, got dweight"
             )
-        _add(grad_weight, dweight)
-        _add(grad_bias, dbias)
+        add(grad_weight, dweight)
+        add(grad_bias, dbias)
 
     return {
         "forward": op_forward,
-        "backward_input": lambda dy, weight: _plain(
+        "backward_input": lambda dy, weight: plain(
             calls["backward_input"], {"dy": dy, "weight": weight.tensor()}
         ),
         "backward_weight": op_backward_weight,
@@ -249,9 +180,9 @@ def _linear(slots: Any, forward: Call, calls: dict[str, Call]) -> Functions:
 
 def _embedding(slots: Any, forward: Call, calls: dict[str, Call]) -> Functions:
     return {
-        "forward": lambda ids, weight: _plain(forward, {"ids": ids, "weight": weight.tensor()}),
-        "backward": lambda dy, ids, grad: _add(
-            grad, _plain(calls["backward"], {"dy": dy, "ids": ids, "num_rows": grad.size(0)})
+        "forward": lambda ids, weight: plain(forward, {"ids": ids, "weight": weight.tensor()}),
+        "backward": lambda dy, ids, grad: add(
+            grad, plain(calls["backward"], {"dy": dy, "ids": ids, "num_rows": grad.size(0)})
         ),
     }
 
@@ -267,7 +198,7 @@ def _cross_entropy(slots: Any, forward: Call, calls: dict[str, Call]) -> Functio
         }
 
     def op_forward(hidden, head, index, temperature, with_entropy, options, memory):
-        logprob, lse, entropy = _plain(forward, values_of(hidden, head, index, temperature))
+        logprob, lse, entropy = plain(forward, values_of(hidden, head, index, temperature))
         return slots.EdgeLogprob(logprob, lse, entropy if with_entropy else None)
 
     def op_backward(
@@ -285,12 +216,12 @@ def _cross_entropy(slots: Any, forward: Call, calls: dict[str, Call]) -> Functio
         values = values_of(hidden, head, index, temperature)
         if "backward" in calls:
             grads = {"grad_logprob": grad_logprob, "grad_entropy": grad_entropy, "lse": saved.lse}
-            dhidden, dweight = _plain(calls["backward"], {**values, **grads})
+            dhidden, dweight = plain(calls["backward"], {**values, **grads})
         else:
-            (dhidden, dweight), _ = _derived(
+            (dhidden, dweight), _ = derived(
                 forward, values, ["hidden", "weight"], [grad_logprob, None, grad_entropy]
             )
-        _add(grad_head, dweight)
+        add(grad_head, dweight)
         return dhidden
 
     return {"forward": op_forward, "backward": op_backward}
@@ -300,19 +231,17 @@ def _value_head(slots: Any, forward: Call, calls: dict[str, Call]) -> Functions:
     def op_backward(hidden, head, grad_value, grad_weight, grad_bias):
         values = {"hidden": hidden, "weight": head.weight, "bias": head.bias}
         if "backward" in calls:
-            dhidden, dweight, dbias = _plain(
-                calls["backward"], {**values, "grad_value": grad_value}
-            )
+            dhidden, dweight, dbias = plain(calls["backward"], {**values, "grad_value": grad_value})
         else:
             wanted = ["hidden", "weight"] + (["bias"] if head.bias is not None else [])
-            (dhidden, dweight, *rest), _ = _derived(forward, values, wanted, [grad_value])
+            (dhidden, dweight, *rest), _ = derived(forward, values, wanted, [grad_value])
             dbias = rest[0] if rest else None
-        _add(grad_weight, dweight)
-        _add(grad_bias, dbias)
+        add(grad_weight, dweight)
+        add(grad_bias, dbias)
         return dhidden
 
     return {
-        "forward": lambda hidden, head: _plain(
+        "forward": lambda hidden, head: plain(
             forward, {"hidden": hidden, "weight": head.weight, "bias": head.bias}
         ),
         "backward": op_backward,
@@ -324,19 +253,57 @@ def _attention(slots: Any, forward: Call, calls: dict[str, Call]) -> Functions:
         return {name: getattr(call, name) for name in _FORWARD["attention"]}
 
     def op_forward(call):
-        result = _plain(forward, values_of(call))
+        result = plain(forward, values_of(call))
         return slots.AttentionResult(*(result if isinstance(result, tuple) else (result,)))
 
     def op_backward(call, grad_out, out, lse):
         values = values_of(call)
         if "backward" in calls:
             saved = {"grad_out": grad_out, "out": out, "lse": lse}
-            grads = _plain(calls["backward"], {**values, **saved})
+            grads = plain(calls["backward"], {**values, **saved})
         else:
-            grads, _ = _derived(forward, values, ["q", "k", "v"], [grad_out])
+            grads, _ = derived(forward, values, ["q", "k", "v"], [grad_out])
         return slots.AttentionSlotGradients(*grads)
 
     return {"forward": op_forward, "backward": op_backward}
+
+
+def _router(slots: Any, forward: Call, calls: dict[str, Call]) -> Functions:
+    def op_forward(h, weight, router, options):
+        values = {"h": h, "weight": weight.tensor(), "num_chosen": router.num_chosen}
+        return slots.Routing(*plain(forward, values))
+
+    return {"forward": op_forward}
+
+
+def _grouped_gemm(slots: Any, forward: Call, calls: dict[str, Call]) -> Functions:
+    def with_first(call: Call, name: str) -> Callable[..., Any]:
+        return lambda x, offsets, weights: plain(
+            call, {name: x, "offsets": offsets, "weights": [w.tensor() for w in weights]}
+        )
+
+    def op_backward_weight(dy, x, offsets, grads, options):
+        values = {"dy": dy, "x": x, "offsets": offsets}
+        for grad, part in zip(grads, plain(calls["backward_weight"], values), strict=True):
+            add(grad, part)
+
+    return {
+        "forward": with_first(forward, "x"),
+        "backward_input": with_first(calls["backward_input"], "dy"),
+        "backward_weight": op_backward_weight,
+    }
+
+
+def _permute(slots: Any, forward: Call, calls: dict[str, Call]) -> Functions:
+    return {"forward": lambda x, rows: plain(forward, {"x": x, "token": rows.token})}
+
+
+def _unpermute(slots: Any, forward: Call, calls: dict[str, Call]) -> Functions:
+    def op_forward(y, rows, weight, residual, options):
+        x = plain(forward, {"y": y, "slot": rows.slot, "weight": weight})
+        return x if residual is None else x + residual
+
+    return {"forward": op_forward}
 
 
 _MAKERS: dict[str, Callable[[Any, Call, dict[str, Call]], Functions]] = {
@@ -348,4 +315,8 @@ _MAKERS: dict[str, Callable[[Any, Call, dict[str, Call]], Functions]] = {
     "embedding": _embedding,
     "cross_entropy": _cross_entropy,
     "value_head": _value_head,
+    "router": _router,
+    "grouped_gemm": _grouped_gemm,
+    "permute": _permute,
+    "unpermute": _unpermute,
 }

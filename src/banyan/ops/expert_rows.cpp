@@ -9,6 +9,7 @@
 #include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/expert_rows.h"
 #include "banyan/ops/detail/dtype.h"
+#include "banyan/ops/detail/originals.h"
 
 namespace banyan::ops {
 
@@ -49,6 +50,8 @@ ExpertRows sort_by_expert(const at::Tensor& choice, int64_t num_experts) {
   }
   return rows;
 }
+
+namespace detail {
 
 at::Tensor permute(const at::Tensor& x, const ExpertRows& rows) {
   const profile::Scope timed("permute", [&] {
@@ -97,6 +100,8 @@ at::Tensor unpermute(const at::Tensor& y,
   sum = sum.to(y.scalar_type());
   return residual.defined() ? sum.add(residual) : sum;
 }
+
+}  // namespace detail
 
 at::Tensor weight_of_rows(const at::Tensor& weight, const ExpertRows& rows, at::ScalarType dtype) {
   return at::index_select(weight.flatten(), 0, rows.source).to(dtype).to(accumulate_type(dtype));

@@ -7,6 +7,7 @@
 #include "banyan/core/error.h"
 #include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/gemm.h"
+#include "banyan/ops/detail/originals.h"
 
 namespace banyan::ops {
 namespace {
@@ -73,6 +74,8 @@ at::Tensor multiply(const at::Tensor& x,
 
 }  // namespace
 
+namespace detail {
+
 at::Tensor grouped_linear_forward(const at::Tensor& x,
                                   const std::vector<int64_t>& offsets,
                                   const ExpertWeights& weights) {
@@ -128,5 +131,7 @@ void grouped_linear_backward_weight(const at::Tensor& dy,
                            options);
   }
 }
+
+}  // namespace detail
 
 }  // namespace banyan::ops

@@ -13,6 +13,7 @@
 #include "banyan/core/profile.h"
 #include "banyan/kernels/cpu/gemm.h"
 #include "banyan/ops/detail/dtype.h"
+#include "banyan/ops/detail/originals.h"
 
 namespace banyan::ops {
 namespace {
@@ -76,6 +77,8 @@ at::Tensor router_logits(const at::Tensor& h,
 
 }  // namespace
 
+namespace detail {
+
 Routing route(const at::Tensor& h,
               const LinearWeight& weight,
               const RouterOptions& router,
@@ -101,6 +104,8 @@ Routing route(const at::Tensor& h,
   routing.choice = std::get<1>(at::topk(at::softmax(routing.logits, -1), router.num_chosen, -1));
   return routing;
 }
+
+}  // namespace detail
 
 at::Tensor routing_weights(const Routing& routing, const RouterOptions& router) {
   const at::Tensor chosen = at::softmax(routing.logits, -1).gather(1, routing.choice);

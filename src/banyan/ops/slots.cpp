@@ -12,6 +12,7 @@
 #include "banyan/core/error.h"
 #include "banyan/ops/detail/dtype.h"
 #include "banyan/ops/detail/originals.h"
+#include "banyan/ops/expert_slots.h"
 
 namespace banyan::ops {
 
@@ -79,7 +80,11 @@ const feature::SlotTable& slot_table() {
                                                            &linear_slot(),
                                                            &embedding_slot(),
                                                            &cross_entropy_slot(),
-                                                           &value_head_slot()});
+                                                           &value_head_slot(),
+                                                           &router_slot(),
+                                                           &grouped_gemm_slot(),
+                                                           &permute_slot(),
+                                                           &unpermute_slot()});
   return *table;
 }
 
@@ -92,7 +97,11 @@ const std::vector<feature::SlotBase*>& body() {
                                                                        &rope_slot(),
                                                                        &swiglu_slot(),
                                                                        &linear_slot(),
-                                                                       &embedding_slot()};
+                                                                       &embedding_slot(),
+                                                                       &router_slot(),
+                                                                       &grouped_gemm_slot(),
+                                                                       &permute_slot(),
+                                                                       &unpermute_slot()};
   return *slots;
 }
 

@@ -110,7 +110,8 @@ feature::OpSlot<CrossEntropyOp>& cross_entropy_slot();
 feature::OpSlot<ValueHeadOp>& value_head_slot();
 feature::OpSlot<AttentionOp>& attention_slot();
 
-// All of them: attention, rms_norm, rope, swiglu, linear, embedding, cross_entropy, value_head.
+// All of them: attention, rms_norm, rope, swiglu, linear, embedding, cross_entropy, value_head, and
+// those of experts (ops/expert_slots.h).
 const feature::SlotTable& slot_table();
 
 // True while an op of the decoder's body is changed: the rollout takes the plain path.

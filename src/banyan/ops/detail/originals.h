@@ -2,9 +2,12 @@
 #pragma once
 
 #include "banyan/ops/edge_logprob.h"
+#include "banyan/ops/expert_rows.h"
+#include "banyan/ops/grouped_linear.h"
 #include "banyan/ops/linear.h"
 #include "banyan/ops/rms_norm.h"
 #include "banyan/ops/rope.h"
+#include "banyan/ops/router.h"
 #include "banyan/ops/swiglu.h"
 #include "banyan/ops/value_head.h"
 
@@ -26,5 +29,11 @@ decltype(ops::edge_logprob_forward) edge_logprob_forward;
 decltype(ops::edge_logprob_backward) edge_logprob_backward;
 decltype(ops::value_head_forward) value_head_forward;
 decltype(ops::value_head_backward) value_head_backward;
+decltype(ops::route) route;
+decltype(ops::grouped_linear_forward) grouped_linear_forward;
+decltype(ops::grouped_linear_backward_input) grouped_linear_backward_input;
+decltype(ops::grouped_linear_backward_weight) grouped_linear_backward_weight;
+decltype(ops::permute) permute;
+decltype(ops::unpermute) unpermute;
 
 }  // namespace banyan::ops::detail
