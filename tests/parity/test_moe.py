@@ -79,12 +79,21 @@ def auxiliary(weights, config, samples, balance: float, z: float) -> torch.Tenso
     return total
 
 
-@pytest.mark.parametrize("limit", [None, 2])
-@pytest.mark.parametrize("mode", ["on", "off"])
-def test_auxiliary_losses_count_logical_tokens(mode, limit, tmp_path):
+@pytest.mark.parametrize(
+    ("mode", "limit", "carry"),
+    [
+        ("on", None, "auto"),
+        ("off", None, "auto"),
+        ("off", 2, "auto"),
+        ("on", 2, "auto"),
+        ("on", 2, "replay"),
+        ("on", 2, "recompute"),
+    ],
+)
+def test_auxiliary_losses_count_logical_tokens(mode, limit, carry, tmp_path):
     _, path = write_model("qwen3_moe_mixed", tmp_path)
     trajectories, advantages = random_batch(9, "deep")
-    keys = {"actor_rollout_ref__sharing__mode": mode}
+    keys = {"actor_rollout_ref__sharing__mode": mode, "actor_rollout_ref__sharing__carry": carry}
     if limit:
         keys["actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu"] = limit
     losses = {f"{OVERRIDE}__moe_aux_loss_coeff": 0.3, f"{OVERRIDE}__moe_z_loss_coeff": 0.05}

@@ -42,6 +42,16 @@ inline std::string tiny_config_json() {
              "initializer_range": 0.05, "torch_dtype": "float32"})";
 }
 
+// A dense layer, and one with experts.
+inline std::string tiny_moe_config_json() {
+  return R"({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 96,
+             "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+             "rms_norm_eps": 1e-6, "max_position_embeddings": 512, "initializer_range": 0.05,
+             "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+             "norm_topk_prob": true, "mlp_only_layers": [0], "torch_dtype": "float32"})";
+}
+
 // Writes a random tiny model as an HF directory (fp32) and returns its path.
 inline std::string write_tiny_model(const ScratchDir& scratch,
                                     uint64_t seed = 1,

@@ -39,6 +39,7 @@ struct Setting {
   nn::Recompute recompute = {};
   int64_t steps = 3;
   bool verify = false;
+  bool experts = false;
 };
 
 struct Trained {
@@ -49,15 +50,19 @@ struct Trained {
   int64_t num_gathers = 0;  // of the first update
 };
 
-std::unique_ptr<models::CausalLM> fresh(at::ScalarType dtype, const nn::Recompute& recompute) {
-  auto model = models::random_model(testing::tiny_config_json(), 3, {{.dtype = dtype}, true});
+std::unique_ptr<models::CausalLM> fresh(at::ScalarType dtype,
+                                        const nn::Recompute& recompute,
+                                        bool experts = false) {
+  const std::string config =
+      experts ? testing::tiny_moe_config_json() : testing::tiny_config_json();
+  auto model = models::random_model(config, 3, {{.dtype = dtype}, true});
   model->set_recompute(recompute);
   return model;
 }
 
 // ZeRO-1 over `ranks`, or one process.
 Trained whole_steps(const Config& config, const Setting& setting, Collectives* ranks) {
-  const auto model = fresh(setting.dtype, setting.recompute);
+  const auto model = fresh(setting.dtype, setting.recompute, setting.experts);
   optim::AdamW optimizer(model->params(), adamw_options(config.actor.optim), ranks);
   const Batch batch = batch_of_five();
   Layout layout{setting.share, {}};
@@ -83,7 +88,7 @@ Trained whole_steps(const Config& config, const Setting& setting, Collectives* r
 }
 
 Trained sharded_steps(const Config& config, const Setting& setting, Groups& groups) {
-  const auto model = fresh(setting.dtype, setting.recompute);
+  const auto model = fresh(setting.dtype, setting.recompute, setting.experts);
   std::vector<at::Tensor> before;
   for (const Param& param : model->params().params()) before.push_back(param.master.clone());
   FsdpOptions options = setting.options;
@@ -208,6 +213,24 @@ TEST(Fsdp, EveryCarryPolicyEqualsOneProcess) {
       EXPECT_NEAR(mine.first.loss.loss, one.first.loss.loss, 1e-10) << carry;
       expect_near(mine.gradients, one.gradients, 1e-10, std::string(carry) + " gradient");
       expect_near(mine.changes, one.changes, 1e-8, carry);
+    });
+  }
+}
+
+// Losses of routers take the counts of all ranks before the first backward of any.
+TEST(Fsdp, ExpertsAndTheirLossesEqualOneProcess) {
+  Config config = small_blocks();
+  config.actor.router = {
+      .moe_aux_loss_coeff = 0.1, .moe_z_loss_coeff = 0.02, .moe_router_dtype = {}};
+  const Setting setting{.name = "experts", .dtype = at::kDouble, .experts = true};
+  const Trained one = whole_steps(config, setting, nullptr);
+  for (const int64_t size : {2, 7}) {  // seven: one has no sample
+    testing::run_mesh(size, {}, [&](Groups& groups) {
+      const Trained mine = sharded_steps(config, setting, groups);
+      EXPECT_NEAR(mine.first.routers->loss, one.first.routers->loss, 1e-10);
+      EXPECT_NEAR(mine.first.grad_norm / one.first.grad_norm, 1.0, 1e-10);
+      expect_near(mine.gradients, one.gradients, 1e-10, "gradient");
+      expect_near(mine.changes, one.changes, 1e-6, "changes");
     });
   }
 }

@@ -14,15 +14,6 @@ using banyan::testing::masters;
 using banyan::testing::ScratchDir;
 using banyan::testing::tiny_prompts;
 
-std::string moe_config_json() {
-  return R"({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 96,
-             "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-             "rms_norm_eps": 1e-6, "max_position_embeddings": 512, "initializer_range": 0.05,
-             "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
-             "norm_topk_prob": true, "mlp_only_layers": [0], "torch_dtype": "float32"})";
-}
-
 Score lucky_share(const Trajectory& trajectory) {
   return testing::share_of_tokens(trajectory, [](int32_t token) { return token % 7 == 0; });
 }
@@ -34,7 +25,7 @@ struct Outcome {
 
 Outcome three_steps(const std::string& mode, bool with_losses) {
   const ScratchDir scratch("moe");
-  const std::string model = testing::write_tiny_model(scratch, 1, moe_config_json());
+  const std::string model = testing::write_tiny_model(scratch, 1, testing::tiny_moe_config_json());
   Config config = testing::tiny_config(model, scratch / "run");
   config.trainer.total_training_steps = 3;
   config.sharing.mode = mode;
