@@ -230,9 +230,14 @@ void bind_values(py::module_& module) {
       }))
       .def_readonly("gate_up", &SwigluGradients::gate_up)
       .def_readonly("y", &SwigluGradients::y);
-  py::class_<EdgeIndex>(module, "EdgeIndex", "Edges by row: row_offsets [R + 1], token [X].")
+  py::class_<EdgeIndex>(module,
+                        "EdgeIndex",
+                        "Edges by row: row_offsets [R + 1], token [X]; with is_part the head holds "
+                        "a run of the vocabulary and "
+                        "-1 is a token outside it.")
       .def_readonly("row_offsets", &EdgeIndex::row_offsets)
-      .def_readonly("token", &EdgeIndex::token);
+      .def_readonly("token", &EdgeIndex::token)
+      .def_readonly("is_part", &EdgeIndex::is_part);
   py::class_<EdgeLogprob>(module, "EdgeLogprob", "logprob [X], lse [R], entropy [R] or None.")
       .def(
           py::init([](const at::Tensor& logprob, const at::Tensor& lse, const py::object& entropy) {

@@ -1,6 +1,8 @@
 // Model, score: a model from an HF directory and log-probabilities through one trie.
 #include "banyan/core/error.h"
 #include "banyan/models/causal_lm.h"
+#include "banyan/parallel/weight_view.h"
+#include "banyan/train/parallel_keys.h"
 #include "banyan/train/walk.h"
 #include "banyan/trie/plan.h"
 #include "convert.h"
@@ -64,6 +66,30 @@ std::vector<at::Tensor> logits(models::CausalLM& model,
   return train::sample_logits(model, samples, share);
 }
 
+using Named = std::map<std::string, at::Tensor>;
+
+Named whole_of(models::CausalLM& model, parallel::Groups& groups, bool gradients) {
+  py::gil_scoped_release release;
+  std::vector<at::Tensor> own;
+  for (const Param& param : model.params().params()) {
+    own.push_back(gradients ? param.grad : param.master);
+  }
+  Named out;
+  parallel::WeightView(model.params(), groups)
+      .each_of(own, [&](const std::string& name, const at::Tensor& whole) {
+        out[name] = whole.clone();
+      });
+  return out;
+}
+
+Named whole_params(models::CausalLM& model, const std::shared_ptr<parallel::Groups>& groups) {
+  return whole_of(model, *groups, /*gradients=*/false);
+}
+
+Named whole_grads(models::CausalLM& model, const std::shared_ptr<parallel::Groups>& groups) {
+  return whole_of(model, *groups, /*gradients=*/true);
+}
+
 models::HeadKind head_from(const std::string& word) {
   BANYAN_CHECK(word == "vocabulary" || word == "value",
                "[model] head: wanted vocabulary or value, got '",
@@ -99,9 +125,12 @@ void bind_model(py::module_& module) {
              const std::string& device,
              const std::string& kernels,
              bool with_backward,
-             const std::string& head) {
+             const std::string& head,
+             const std::shared_ptr<parallel::Groups>& groups,
+             bool sequence_parallel) {
             models::LoadOptions options{compute_options(dtype, device, kernels), with_backward};
             options.head = head_from(head);
+            if (groups) train::set_cut(sequence_parallel, *groups, options);
             py::gil_scoped_release release;
             return models::load_model(directory, options);
           },
@@ -111,9 +140,13 @@ void bind_model(py::module_& module) {
           py::arg("kernels") = "native",
           py::arg("with_backward") = false,
           py::arg("head") = "vocabulary",
+          py::arg("groups") = nullptr,
+          py::arg("sequence_parallel") = false,
+          py::keep_alive<0, 7>(),
           "Loads config.json and safetensors of `directory`; head='value' reads one value per "
           "token "
-          "in place of next-token logits. Raises OSError naming file, tensor and reason.")
+          "in place of next-token logits; over `groups` each rank holds a part of each layer. "
+          "Raises OSError naming file, tensor and reason.")
       .def_property_readonly("shape", &shape_dict, "Sizes as a dict.")
       .def(
           "save",
@@ -154,6 +187,17 @@ void bind_model(py::module_& module) {
             model.params().repack();
           },
           "Takes over weights that were changed in place (params).");
+  module.def(
+      "whole_params",
+      &whole_params,
+      py::arg("model"),
+      py::arg("groups"),
+      "Name -> whole fp32 master of a model that is cut over `groups`; all ranks call this.");
+  module.def("whole_grads",
+             &whole_grads,
+             py::arg("model"),
+             py::arg("groups"),
+             "Name -> whole gradient, likewise.");
   module.def(
       "score",
       &score,

@@ -33,10 +33,10 @@ PYBIND11_MODULE(_C, module) {
       "default_num_threads",
       [] { return banyan::choose_threads(banyan::thread_facts()); },
       "Threads that training takes: the cores of this process, shared with the other local ranks.");
+  banyan::bindings::bind_ranks(module);
   banyan::bindings::bind_model(module);
   banyan::bindings::bind_sampling(module);
   banyan::bindings::bind_engine(module);
-  banyan::bindings::bind_ranks(module);
   banyan::bindings::bind_sharded(module);
   banyan::bindings::bind_train(module);
   banyan::bindings::bind_trie_view(module);

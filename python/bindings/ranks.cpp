@@ -43,25 +43,36 @@ py::dict to_dict(const parallel::MeshShape& shape) {
   return out;
 }
 
-parallel::Groups groups_from(const py::object& ranks) {
-  if (ranks.is_none()) return {};
+std::shared_ptr<parallel::Groups> groups_from(const py::object& ranks) {
+  if (ranks.is_none()) return std::make_shared<parallel::Groups>();
+  if (py::isinstance<parallel::Groups>(ranks)) {
+    return ranks.cast<std::shared_ptr<parallel::Groups>>();
+  }
   const auto given = ranks.cast<py::dict>();
   const parallel::Mesh mesh(given["world_size"].cast<int64_t>(),
                             mesh_shape_from(given["mesh"].cast<py::dict>()));
   const auto names = given["groups"].cast<std::vector<std::string>>();
   BANYAN_ASSERT(names.size() == mesh.groups().size(), "groups: got ", names.size());
   const std::chrono::duration<double> deadline(given["deadline_s"].cast<double>());
-  return parallel::make_groups(mesh, given["rank"].cast<int64_t>(), [&](int64_t index) {
+  const auto transport = [&](int64_t index) {
     return parallel::c10d_transport(
         names[index], std::chrono::duration_cast<std::chrono::milliseconds>(deadline));
-  });
+  };
+  return std::make_shared<parallel::Groups>(
+      parallel::make_groups(mesh, given["rank"].cast<int64_t>(), transport));
 }
 
 parallel::Collectives data_parallel_from(const py::object& ranks) {
-  return groups_from(ranks).data;
+  return groups_from(ranks)->data;
 }
 
 void bind_ranks(py::module_& module) {
+  py::class_<parallel::Groups, std::shared_ptr<parallel::Groups>>(
+      module, "Groups", "The groups of ranks that this process belongs to.")
+      .def(py::init(&groups_from), py::arg("ranks"))
+      .def("sent_bytes",
+           &parallel::sent_bytes,
+           "Bytes that this rank has sent since the start, by 'group/operation'.");
   module.def(
       "mesh_groups",
       [](int64_t world_size, const py::kwargs& sizes) {

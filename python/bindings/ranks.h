@@ -3,6 +3,8 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <memory>
+
 #include "banyan/parallel/groups.h"
 
 namespace banyan::bindings {
@@ -12,7 +14,8 @@ namespace py = pybind11;
 // `ranks` = {"rank", "world_size", "mesh": {axis: size}, "groups": [name of each group of
 // mesh_groups(), "" where this process is no member], "deadline_s"}; None: this process alone.
 // Groups are found by the names that torch gave them.
-parallel::Groups groups_from(const py::object& ranks);
+// An object of the class Groups is taken as it is, with its counts of traffic.
+std::shared_ptr<parallel::Groups> groups_from(const py::object& ranks);
 
 // The processes as ranks with different samples and nothing else.
 parallel::Collectives data_parallel_from(const py::object& ranks);

@@ -22,7 +22,7 @@ class FullyShardedModel {
                     const train::Sharding& sharding)
       : groups_(groups_from(ranks)) {
     py::gil_scoped_release release;
-    fsdp_ = train::shard_model(sharding, /*with_gradients=*/true, model, groups_);
+    fsdp_ = train::shard_model(sharding, /*with_gradients=*/true, model, *groups_);
     BANYAN_CHECK(fsdp_ != nullptr, "[parallel] ranks: wanted more than one process, got one");
   }
 
@@ -42,11 +42,11 @@ class FullyShardedModel {
         });
     return out;
   }
-  std::map<std::string, int64_t> sent_bytes() const { return parallel::sent_bytes(groups_); }
+  std::map<std::string, int64_t> sent_bytes() const { return parallel::sent_bytes(*groups_); }
   void changed() { fsdp_->changed(); }
 
  private:
-  parallel::Groups groups_;
+  std::shared_ptr<parallel::Groups> groups_;
   std::unique_ptr<parallel::Fsdp> fsdp_;
 };
 

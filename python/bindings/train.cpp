@@ -90,11 +90,11 @@ py::dict run_train(const std::string& config_json,
       return std::make_unique<PythonGenerator>(generator, actor);
     };
   }
-  parallel::Groups groups = groups_from(ranks);
+  const std::shared_ptr<parallel::Groups> groups = groups_from(ranks);
   train::TrainSummary summary;
   {
     py::gil_scoped_release release;
-    summary = train::train(config, python_host, make_generator, &groups);
+    summary = train::train(config, python_host, make_generator, groups.get());
   }
   py::dict out;
   out["first_step"] = summary.first_step;
@@ -174,9 +174,9 @@ py::dict run_accumulate(models::CausalLM& model,
   check_lists("old_log_probs", batch.old_log_prob, batch);
   check_lists("ref_log_probs", batch.ref_log_prob, batch);
   check_lists("weights", batch.weight, batch);
-  parallel::Collectives data_parallel = data_parallel_from(ranks);
+  const std::shared_ptr<parallel::Groups> groups = groups_from(ranks);
   train::Layout layout = layout_of(config);
-  layout.ranks = &data_parallel;
+  layout.ranks = &groups->data;
   train::UpdateResult result;
   {
     py::gil_scoped_release release;

@@ -97,4 +97,30 @@ def write_tiny_moe(directory: Path) -> Path:
     )
     (directory / "model.safetensors").unlink()
     Qwen3MoeForCausalLM(config).save_pretrained(directory)
+
+
+def write_tiny_qwen(directory: Path, model_type: str = "qwen2", **sizes: int) -> Path:
+    """A random two-layer Qwen2 or Qwen3 with the byte tokenizer; its fp32 weights are saved as they are."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    write_model_dir(directory)
+    torch.manual_seed(1)
+    shape = {
+        "vocab_size": 289,
+        "hidden_size": 48,
+        "intermediate_size": 70,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+        "eos_token_id": 257,
+        "bos_token_id": None,
+    } | sizes
+    (directory / "model.safetensors").unlink()
+    if model_type == "qwen2":
+        Qwen2ForCausalLM(Qwen2Config(**shape)).save_pretrained(directory)
+    else:
+        Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=16)).save_pretrained(directory)
     return directory

@@ -39,6 +39,8 @@ FIELD_KEYS = {
     "critic_model_path": "critic.model.path",
     "ref_fsdp_param_offload": "actor_rollout_ref.ref.fsdp_config.param_offload",
     "ref_megatron_param_offload": "actor_rollout_ref.ref.megatron.param_offload",
+    "ref_tensor_model_parallel_size": "actor_rollout_ref.ref.megatron.tensor_model_parallel_size",
+    "ref_sequence_parallel": "actor_rollout_ref.ref.megatron.sequence_parallel",
     "critic_gradient_checkpointing": "critic.model.enable_gradient_checkpointing",
     "sharing_margin": "actor_rollout_ref.sharing.margin",
     "train_batch_size": "data.train_batch_size",

@@ -15,6 +15,7 @@
 #include "banyan/io/files.h"
 #include "banyan/io/posix_file.h"
 #include "banyan/io/safetensors.h"
+#include "banyan/parallel/weight_view.h"
 
 namespace banyan::checkpoint {
 namespace {
@@ -111,7 +112,15 @@ Outgoing outgoing(models::CausalLM& model,
     });
     return out;
   }
-  if (groups->world.is_first()) out.tensors = stored_tensors(model, optimizer);
+  const auto keep = [&](const char* file, const char* prefix) {
+    return [&out, groups, file, prefix](const std::string& name, const at::Tensor& whole) {
+      if (groups->world.is_first()) out.tensors.push_back({file, prefix + name, whole});
+    };
+  };
+  const parallel::WeightView view(model.params(), *groups);
+  view.each(keep(kMasterFile, ""));
+  view.each_of(optimizer.first_moments(), keep(kMomentsFile, "m."));
+  view.each_of(optimizer.second_moments(), keep(kMomentsFile, "v."));
   return out;
 }
 

@@ -34,6 +34,8 @@ struct MegatronConfig {  // actor_rollout_ref.actor.megatron, critic.megatron
   bool grad_offload;
   bool optimizer_offload;
   RecomputeConfig recompute;
+  int64_t tensor_model_parallel_size;
+  bool sequence_parallel;  // with a tensor_model_parallel_size above 1
 };
 
 struct FsdpConfig {  // actor_rollout_ref.actor.fsdp_config, critic.fsdp
@@ -239,6 +241,8 @@ struct Config {
   std::optional<std::string> ref_strategy;  // actor_rollout_ref.ref.strategy; empty: the actor's
   bool ref_fsdp_param_offload;              // actor_rollout_ref.ref.fsdp_config.param_offload
   bool ref_megatron_param_offload;          // actor_rollout_ref.ref.megatron.param_offload
+  int64_t ref_tensor_model_parallel_size;   // actor_rollout_ref.ref.megatron, and the next
+  bool ref_sequence_parallel;
   SharingConfig sharing;
   double sharing_margin;  // actor_rollout_ref.sharing.margin: auto shares if it saves this share
   ActorConfig actor;

@@ -146,7 +146,8 @@ const TensorEntry& HfWeights::entry(const std::string& name) const {
   return files_[found->second]->entries().at(name);
 }
 
-at::Tensor HfWeights::read(const std::string& name, const std::vector<int64_t>& shape) const {
+const SafetensorsFile& HfWeights::file_of(const std::string& name,
+                                          const std::vector<int64_t>& shape) const {
   const TensorEntry& stored = entry(name);
   const SafetensorsFile& file = *files_[where_.at(name)];
   if (stored.shape != shape) {
@@ -158,7 +159,19 @@ at::Tensor HfWeights::read(const std::string& name, const std::vector<int64_t>& 
                                    ", got ",
                                    at::IntArrayRef(stored.shape)));
   }
-  return file.read(name);
+  return file;
+}
+
+at::Tensor HfWeights::read(const std::string& name, const std::vector<int64_t>& shape) const {
+  return file_of(name, shape).read(name);
+}
+
+at::Tensor HfWeights::read_part(const std::string& name,
+                                const std::vector<int64_t>& shape,
+                                int64_t dim,
+                                int64_t begin,
+                                int64_t count) const {
+  return file_of(name, shape).read_part(name, dim, begin, count);
 }
 
 void write_hf_weights(const std::string& directory,

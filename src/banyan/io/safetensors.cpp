@@ -48,11 +48,45 @@ SafetensorsFile::~SafetensorsFile() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-at::Tensor SafetensorsFile::read(const std::string& name) const {
+const TensorEntry& SafetensorsFile::entry(const std::string& name) const {
   const auto found = entries_.find(name);
   if (found == entries_.end())
     throw FileError(path_ + ": " + name + ": the file holds no such tensor");
-  const TensorEntry& entry = found->second;
+  return found->second;
+}
+
+// The tensor is [before, dim, behind]: a run of `dim` is one piece of bytes for each of `before`.
+at::Tensor SafetensorsFile::read_part(const std::string& name,
+                                      int64_t dim,
+                                      int64_t begin,
+                                      int64_t count) const {
+  const TensorEntry& stored = entry(name);
+  std::vector<int64_t> shape = stored.shape;
+  const auto element = static_cast<int64_t>(c10::elementSize(stored.dtype));
+  int64_t before = 1;
+  int64_t behind = element;
+  for (int64_t d = 0; d < dim; ++d) before *= shape.at(d);
+  for (size_t d = dim + 1; d < shape.size(); ++d) behind *= shape[d];
+  const int64_t whole = shape.at(dim);
+  BANYAN_ASSERT(begin >= 0 && count >= 0 && begin + count <= whole &&
+                    stored.end - stored.begin == static_cast<uint64_t>(before * whole * behind),
+                "safetensors: part of ",
+                name);
+  shape[dim] = count;
+  at::Tensor tensor = at::empty(shape, stored.dtype);
+  auto* to = static_cast<char*>(tensor.data_ptr());
+  for (int64_t i = 0; i < before; ++i) {
+    read_exactly(fd_,
+                 path_,
+                 data_begin_ + stored.begin + (i * whole + begin) * behind,
+                 to + i * count * behind,
+                 static_cast<size_t>(count * behind));
+  }
+  return tensor;
+}
+
+at::Tensor SafetensorsFile::read(const std::string& name) const {
+  const TensorEntry& entry = this->entry(name);
   const auto num_bytes = static_cast<int64_t>(entry.end - entry.begin);
   const bool raw = entry.dtype == at::kByte && std::string_view(entry.stored) != "U8";
   at::Tensor tensor = at::empty(raw ? std::vector<int64_t>{num_bytes} : entry.shape, entry.dtype);

@@ -34,8 +34,12 @@ class SafetensorsFile {
   // A fresh tensor with the stored dtype and shape; sub-byte types come as their raw bytes, [end -
   // begin] kByte.
   at::Tensor read(const std::string& name) const;
+  // [begin, begin + count) along `dim` of it; nothing else is read. No sub-byte types.
+  at::Tensor read_part(const std::string& name, int64_t dim, int64_t begin, int64_t count) const;
 
  private:
+  const TensorEntry& entry(const std::string& name) const;
+
   std::string path_;
   int fd_ = -1;
   uint64_t data_begin_ = 0;
@@ -71,8 +75,16 @@ class HfWeights {
   const TensorEntry& entry(const std::string& name) const;
   // Throws FileError "<file>: <name>: ..." if missing or if the shape differs from `shape`.
   at::Tensor read(const std::string& name, const std::vector<int64_t>& shape) const;
+  // The part [begin, begin + count) along `dim` of a tensor of that shape.
+  at::Tensor read_part(const std::string& name,
+                       const std::vector<int64_t>& shape,
+                       int64_t dim,
+                       int64_t begin,
+                       int64_t count) const;
 
  private:
+  const SafetensorsFile& file_of(const std::string& name, const std::vector<int64_t>& shape) const;
+
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, size_t> where_;
   std::string directory_;

@@ -20,6 +20,11 @@
 #include "banyan/ops/paged_attention.h"
 #include "banyan/ops/value_head.h"
 
+namespace banyan::parallel {
+class Collectives;
+class TensorParallel;
+}  // namespace banyan::parallel
+
 namespace banyan::models {
 
 using nn::HeadKind;
@@ -65,6 +70,9 @@ class CausalLM {
   virtual const ModelShape& shape() const = 0;
   virtual const ComputeOptions& options() const = 0;
   virtual ParamTable& params() = 0;
+  // Where each layer lies in parts on several ranks: these, which run every forward and backward
+  // together. Null: all of it is here.
+  virtual const parallel::TensorParallel* tensor() const { return nullptr; }
 
   // ids, positions [T] int32 on the model's device -> hidden [T, E] after the final norm, compute
   // dtype. With `saved`, fills it for backward (one object per forward).
@@ -123,6 +131,9 @@ struct LoadOptions {
   HeadKind head = HeadKind::kVocabulary;
   uint64_t head_seed = 0;
   bool head_bias = true;
+  // Ranks over which each layer is cut (parallel/tensor_parallel.h); borrowed. Null: none.
+  parallel::Collectives* tensor = nullptr;
+  bool sequence_parallel = false;
   std::vector<std::string>* notes = nullptr;
   bool router_in_double = false;  // logits and probabilities of routers in fp64
   // Ranks over which the experts are dealt out (parallel/expert_exchange.h); borrowed. Null: none.

@@ -29,6 +29,33 @@ ModelShape shape_of(const std::string& architecture, const nn::DecoderOptions& o
           .moe_intermediate = options.moe.intermediate};
 }
 
+std::unique_ptr<parallel::TensorParallel> cut_of(const nn::DecoderOptions& shape,
+                                                 const LoadOptions& options) {
+  if (parallel::is_alone(options.tensor)) return nullptr;
+  BANYAN_CHECK(shape.num_moe_layers() == 0,
+               "[parallel] tensor_model_parallel_size: wanted 1 for a model with experts, got ",
+               options.tensor->size());
+  return std::make_unique<parallel::TensorParallel>(
+      *options.tensor,
+      options.sequence_parallel,
+      parallel::DecoderSizes{.heads = shape.heads,
+                             .kv_heads = shape.kv_heads,
+                             .head_dim = shape.head_dim,
+                             .intermediate = shape.intermediate,
+                             .vocab = shape.vocab});
+}
+
+// What this rank holds of it.
+nn::DecoderOptions part_of(nn::DecoderOptions shape, const parallel::TensorParallel* tensor) {
+  if (tensor == nullptr) return shape;
+  shape.heads = tensor->heads().count;
+  shape.kv_heads = tensor->kv_heads().count;
+  shape.intermediate = tensor->intermediate().count;
+  shape.vocab = tensor->vocab().count;
+  shape.tensor = tensor;
+  return shape;
+}
+
 }  // namespace
 
 DecoderLM::DecoderLM(const std::string& architecture,
@@ -38,8 +65,11 @@ DecoderLM::DecoderLM(const std::string& architecture,
       head_kind_(shape.head),
       options_(options.compute),
       expert_ranks_(parallel::is_alone(shape.moe.ranks) ? nullptr : shape.moe.ranks),
-      decoder_(
-          std::make_unique<nn::Decoder>(params_, shape, options.compute, options.with_backward)) {}
+      tensor_(cut_of(shape, options)),
+      decoder_(std::make_unique<nn::Decoder>(
+          params_, part_of(shape, tensor_.get()), options.compute, options.with_backward)) {
+  if (tensor_) tensor_->declare(params_);
+}
 
 at::Tensor DecoderLM::forward(const at::Tensor& ids,
                               const at::Tensor& positions,

@@ -6,6 +6,7 @@
 
 #include "banyan/models/causal_lm.h"
 #include "banyan/nn/decoder.h"
+#include "banyan/parallel/tensor_parallel.h"
 
 namespace banyan::models {
 
@@ -18,6 +19,7 @@ class DecoderLM final : public CausalLM {
   const ModelShape& shape() const override { return shape_; }
   const ComputeOptions& options() const override { return options_; }
   ParamTable& params() override { return params_; }
+  const parallel::TensorParallel* tensor() const override { return tensor_.get(); }
 
   at::Tensor forward(const at::Tensor& ids,
                      const at::Tensor& positions,
@@ -52,6 +54,7 @@ class DecoderLM final : public CausalLM {
   ComputeOptions options_;
   parallel::Collectives* expert_ranks_;
   ParamTable params_;
+  std::unique_ptr<parallel::TensorParallel> tensor_;  // null: not cut
   std::unique_ptr<nn::Decoder> decoder_;
 };
 

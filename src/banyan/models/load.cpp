@@ -41,10 +41,12 @@ nn::DecoderOptions with_head(nn::DecoderOptions shape,
 void check_directory(const std::string& directory,
                      const io::HfWeights& weights,
                      const std::string& architecture,
-                     const nn::DecoderOptions& shape) {
-  DecoderLM outline(architecture,
-                    shape,
-                    {{.dtype = at::kFloat, .device = at::kMeta, .kernels = Kernels::kAten}, false});
+                     const nn::DecoderOptions& shape,
+                     const LoadOptions& options) {
+  LoadOptions without = options;
+  without.compute = {.dtype = at::kFloat, .device = at::kMeta, .kernels = Kernels::kAten};
+  without.with_backward = false;
+  DecoderLM outline(architecture, shape, without);
   const detail::HeadChoice head = {shape.tied, shape.head, /*may_be_missing=*/true};
   detail::check_tensors(directory, weights, outline.params(), head);
   detail::check_tied_head(directory, weights, outline.params(), head);
@@ -71,12 +73,11 @@ std::unique_ptr<CausalLM> load_model(const std::string& directory, const LoadOpt
                                              options,
                                              has_value_head,
                                              weights.contains(detail::kValueBias));
-  check_directory(directory, weights, config.model_type(), shape);
+  check_directory(directory, weights, config.model_type(), shape, options);
   auto model = std::make_unique<DecoderLM>(config.model_type(), shape, options);
   for (Param& param : model->params().params()) {
     if (!has_value_head && detail::is_value_head(param.name)) continue;
-    param.master.copy_(
-        detail::read_finite(directory, weights, param.name, param.master.sizes().vec()));
+    param.master.copy_(detail::read_param(directory, weights, param));
   }
   if (shape.head == HeadKind::kValue && !has_value_head) {
     init_value_head(config.initializer_range(), options.head_seed, *model);
@@ -99,8 +100,11 @@ std::unique_ptr<CausalLM> random_model(const std::string& config_json,
   auto model = std::make_unique<DecoderLM>(config.model_type(), shape, options);
   at::Generator generator = at::detail::createCPUGenerator(seed);
   for (Param& param : model->params().params()) {
-    at::Tensor values = normal(param.master.sizes(), config.initializer_range(), generator);
-    param.master.copy_(param.name.ends_with("norm.weight") ? values.add_(1.0) : values);
+    at::Tensor values =
+        normal(param.cut.whole_shape(param.master.sizes()), config.initializer_range(), generator);
+    if (param.name.ends_with("norm.weight")) values.add_(1.0);
+    const int64_t size = param.cut.is_whole() ? 0 : param.master.size(param.cut.dim);
+    param.master.copy_(param.cut.part_of(values, size));
   }
   model->params().repack();
   return model;

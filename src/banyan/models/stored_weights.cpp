@@ -35,6 +35,11 @@ std::string listed(const char* label, const std::vector<std::string>& names) {
   return out;
 }
 
+void check_float(const io::HfWeights& weights, const std::string& name, const at::Tensor& tensor) {
+  if (is_float(tensor.scalar_type())) return;
+  throw FileError(name + ": wanted F32, BF16, F16 or F64, got " + weights.entry(name).stored);
+}
+
 }  // namespace
 
 nn::DecoderOptions read_options(const HfConfig& config, const std::string& where) {
@@ -68,10 +73,11 @@ void check_tensors(const std::string& directory,
       continue;
     }
     const io::TensorEntry& entry = weights.entry(param.name);
-    if (entry.shape != param.master.sizes()) {
+    const std::vector<int64_t> shape = param.cut.whole_shape(param.master.sizes());
+    if (entry.shape != shape) {
       misshapen.push_back(banyan::detail::concat(param.name,
                                                  " (wanted ",
-                                                 param.master.sizes(),
+                                                 at::IntArrayRef(shape),
                                                  ", got ",
                                                  at::IntArrayRef(entry.shape),
                                                  ")"));
@@ -93,19 +99,24 @@ at::Tensor read_float(const io::HfWeights& weights,
                       const std::string& name,
                       const std::vector<int64_t>& shape) {
   at::Tensor tensor = weights.read(name, shape);
-  if (!is_float(tensor.scalar_type())) {
-    throw FileError(name + ": wanted F32, BF16, F16 or F64, got " + weights.entry(name).stored);
-  }
+  check_float(weights, name, tensor);
   return tensor;
 }
 
-at::Tensor read_finite(const std::string& directory,
-                       const io::HfWeights& weights,
-                       const std::string& name,
-                       const std::vector<int64_t>& shape) {
-  at::Tensor values = read_float(weights, name, shape);
+at::Tensor read_param(const std::string& directory,
+                      const io::HfWeights& weights,
+                      const Param& param) {
+  const std::vector<int64_t> shape = param.cut.whole_shape(param.master.sizes());
+  at::Tensor values;
+  if (param.cut.is_whole()) {
+    values = read_float(weights, param.name, shape);
+  } else {
+    values = weights.read_part(
+        param.name, shape, param.cut.dim, param.cut.begin, param.master.size(param.cut.dim));
+    check_float(weights, param.name, values);
+  }
   if (!at::isfinite(values).all().item<bool>()) {
-    throw FileError(directory + ": " + name + ": wanted finite numbers, got NaN or infinity");
+    throw FileError(directory + ": " + param.name + ": wanted finite numbers, got NaN or infinity");
   }
   return values;
 }
@@ -117,7 +128,7 @@ void check_tied_head(const std::string& directory,
   if (!head.tied || head.kind == nn::HeadKind::kValue || !weights.contains(kHead)) return;
   std::vector<int64_t> sizes;
   for (const Param& param : params.params()) {
-    if (param.name == kEmbedding) sizes = param.master.sizes().vec();
+    if (param.name == kEmbedding) sizes = param.cut.whole_shape(param.master.sizes());
   }
   const at::Tensor stored = read_float(weights, kHead, sizes);
   const at::Tensor embedding = read_float(weights, kEmbedding, sizes);

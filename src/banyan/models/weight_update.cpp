@@ -67,7 +67,7 @@ int64_t WeightUpdate::num_bytes() const {
 
 at::Tensor WeightUpdate::read_one(const Param& param) const {
   if (before_each_) before_each_();
-  return detail::read_finite(directory_, *files_, param.name, param.master.sizes().vec());
+  return detail::read_param(directory_, *files_, param);
 }
 
 void WeightUpdate::read() {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "banyan/parallel/collectives.h"
+#include "banyan/parallel/tensor_parallel.h"
 
 namespace banyan::nn {
 namespace {
@@ -19,16 +19,24 @@ struct LayerBytes {
   int64_t whole() const { return attention + core_attn + x + gate_up + routing; }
 };
 
+// With sequence parallel a rank keeps its rows of what stands between the products.
+int64_t kept_rows_bytes(const DecoderOptions& shape, int64_t bytes) {
+  const bool shares_rows = shape.tensor != nullptr && shape.tensor->is_sequence_parallel();
+  const int64_t num_ranks = shares_rows ? shape.tensor->ranks().size() : 1;
+  return (bytes + num_ranks - 1) / num_ranks;
+}
+
 LayerBytes layer_bytes(const DecoderOptions& shape, const ComputeOptions& options, int64_t layer) {
   const auto element = static_cast<int64_t>(c10::elementSize(options.dtype));
   const int64_t wide = options.dtype == at::kDouble ? 8 : 4;
   const int64_t query = shape.heads * shape.head_dim;
   const int64_t qkv = query + 2 * shape.kv_heads * shape.head_dim;
   const int64_t x = shape.hidden * element;
+  const int64_t kept_x = kept_rows_bytes(shape, x);
   LayerBytes bytes;
-  bytes.attention = x + qkv * element;
+  bytes.attention = kept_x + qkv * element;
   bytes.core_attn = query * element + shape.heads * wide;
-  bytes.x = x;
+  bytes.x = kept_x;
   int64_t feed_forward = 0;
   if (shape.moe.has_experts(layer)) {
     const MoeOptions& moe = shape.moe;
@@ -58,7 +66,8 @@ LayerBytes layer_bytes(const DecoderOptions& shape, const ComputeOptions& option
 ActivationBytes activation_bytes(const DecoderOptions& shape,
                                  const ComputeOptions& options,
                                  const Recompute& recompute) {
-  const int64_t x = shape.hidden * static_cast<int64_t>(c10::elementSize(options.dtype));
+  const int64_t x =
+      kept_rows_bytes(shape, shape.hidden * static_cast<int64_t>(c10::elementSize(options.dtype)));
   ActivationBytes bytes;
   bytes.kept =
       recompute.num_units(shape.layers) * x + x + 2 * static_cast<int64_t>(sizeof(int32_t));

@@ -66,17 +66,22 @@ Attention::Heads Attention::rotated(const LayerContext& context, const at::Tenso
   return {rotate(raw.q, q_norm_), rotate(raw.k, k_norm_), raw.v.contiguous()};
 }
 
+at::Tensor Attention::normed(const LayerContext& context, const at::Tensor& x) const {
+  return parallel::gather_rows(shape_.tensor,
+                               ops::rms_norm_forward(x, norm_.compute(), shape_.norm_eps, options_),
+                               context.positions.numel());
+}
+
 at::Tensor Attention::forward(const LayerContext& context,
                               const at::Tensor& x,
                               Saved* saved) const {
   const profile::Scope timed("attention half");
-  at::Tensor qkv =
-      qkv_.forward(ops::rms_norm_forward(x, norm_.compute(), shape_.norm_eps, options_));
+  at::Tensor qkv = qkv_.forward(normed(context, x));
   const Heads heads = rotated(context, qkv);
   at::Tensor lse;
   at::Tensor out = context.attention.forward(
       context.layer, heads.q, heads.k, heads.v, scale_, saved ? &lse : nullptr);
-  at::Tensor y = out_.forward(out.view({x.size(0), -1}), x);
+  at::Tensor y = out_.forward_summed(shape_.tensor, out.flatten(1), x);
   if (saved) *saved = {x, std::move(qkv), std::move(out), std::move(lse)};
   return y;
 }
@@ -119,7 +124,8 @@ at::Tensor Attention::backward(const LayerContext& context, const at::Tensor& dy
       saved.out =
           context.attention.forward(context.layer, heads.q, heads.k, heads.v, scale_, &saved.lse);
     }
-    grad_out = out_.backward(dy, saved.out.flatten(1)).view(saved.out.sizes());
+    const at::Tensor dy_rows = parallel::gather_rows(shape_.tensor, dy, saved.out.size(0));
+    grad_out = out_.backward(dy_rows, saved.out.flatten(1)).view(saved.out.sizes());
     AttentionGradients grad = context.attention.backward(
         context.layer, grad_out, heads.q, heads.k, heads.v, saved.out, saved.lse, scale_);
     const Heads raw = split(saved.qkv);
@@ -130,8 +136,8 @@ at::Tensor Attention::backward(const LayerContext& context, const at::Tensor& dy
     parts.v.copy_(grad.dv);
   }
   grad_out = saved.qkv = saved.out = saved.lse = at::Tensor();
-  const at::Tensor h = ops::rms_norm_forward(saved.x, norm_.compute(), shape_.norm_eps, options_);
-  const at::Tensor dh = qkv_.backward(dqkv, h);
+  const at::Tensor dh =
+      parallel::sum_rows(shape_.tensor, qkv_.backward(dqkv, normed(context, saved.x)));
   return ops::rms_norm_backward(
       dh, saved.x, norm_.compute(), shape_.norm_eps, norm_.grad(), options_, dy);
 }

@@ -18,7 +18,7 @@ class Attention {
   // Kept from forward for backward; norm outputs, q and k are computed again from these, and so are
   // out and lse where they are missing.
   struct Saved {
-    at::Tensor x;    // [T, E]
+    at::Tensor x;    // [T, E]; own rows with sequence parallel
     at::Tensor qkv;  // [T, (H + 2K) D], before norm and RoPE
     at::Tensor out;  // [T, H, D]
     at::Tensor lse;  // [T, H] fp32
@@ -48,6 +48,8 @@ class Attention {
   };
   Heads split(const at::Tensor& qkv) const;                                 // views
   Heads rotated(const LayerContext& context, const at::Tensor& qkv) const;  // norm and RoPE applied
+
+  at::Tensor normed(const LayerContext& context, const at::Tensor& x) const;  // [T, E]
 
   // Back through RoPE and the per-head norm; `raw` is the projection before them. Writes its
   // gradient to `out`, whose rows may be parts of larger ones.

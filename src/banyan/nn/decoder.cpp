@@ -86,7 +86,7 @@ at::Tensor Decoder::forward(const at::Tensor& ids,
     saved->layers.resize(layers_.size());
     saved->again_bytes = activation_bytes().again * ids.numel();
   }
-  at::Tensor x = ops::embedding_forward(ids, embedding_.compute());
+  at::Tensor x = embed(ids);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const auto layer = static_cast<int64_t>(i);
     const int64_t unit = recompute_.unit_of(layer);
@@ -104,7 +104,28 @@ at::Tensor Decoder::forward(const at::Tensor& ids,
     }
   }
   if (saved) saved->x = x;
-  return ops::rms_norm_forward(x, norm_.compute(), shape_.norm_eps, options_);
+  return parallel::gather_rows(shape_.tensor,
+                               ops::rms_norm_forward(x, norm_.compute(), shape_.norm_eps, options_),
+                               ids.numel());
+}
+
+// Ranks without a token's row add zeros.
+at::Tensor Decoder::embed(const at::Tensor& ids) const {
+  if (shape_.tensor == nullptr) return ops::embedding_forward(ids, embedding_.compute());
+  const parallel::TensorParallel::OwnTokens own = shape_.tensor->own_tokens(ids);
+  at::Tensor rows = ops::embedding_forward(own.ids, embedding_.compute());
+  rows.masked_fill_(own.is_here.logical_not().unsqueeze(1), 0.0);
+  return shape_.tensor->sum_rows(std::move(rows));
+}
+
+void Decoder::embed_backward(const at::Tensor& dx, const at::Tensor& ids) {
+  if (shape_.tensor == nullptr) return ops::embedding_backward(dx, ids, embedding_.grad());
+  const at::Tensor rows = shape_.tensor->gather_rows(dx, ids.numel());
+  const parallel::TensorParallel::OwnTokens own = shape_.tensor->own_tokens(ids);
+  const at::Tensor here = own.is_here.nonzero().squeeze(1);
+  if (here.numel() == 0) return;
+  ops::embedding_backward(
+      rows.index_select(0, here), own.ids.index_select(0, here), embedding_.grad());
 }
 
 // The last layer of a unit runs again right before its backward, under one use.
@@ -147,8 +168,10 @@ void Decoder::run_again(int64_t first, int64_t end, Saved& saved, AttentionConte
 void Decoder::backward(Saved saved, const at::Tensor& grad_hidden, AttentionContext& attention) {
   BANYAN_ASSERT(norm_.grad().defined(),
                 "gradients are not allocated: ParamTable::ensure_grads first");
+  const at::Tensor grad_rows =
+      shape_.tensor != nullptr ? shape_.tensor->own_rows(grad_hidden) : grad_hidden;
   at::Tensor dx = ops::rms_norm_backward(
-      grad_hidden, saved.x, norm_.compute(), shape_.norm_eps, norm_.grad(), options_);
+      grad_rows, saved.x, norm_.compute(), shape_.norm_eps, norm_.grad(), options_);
   saved.x = at::Tensor();
   for (size_t i = layers_.size(); i-- > 0;) {
     const int64_t unit = recompute_.unit_of(static_cast<int64_t>(i));
@@ -163,7 +186,7 @@ void Decoder::backward(Saved saved, const at::Tensor& grad_hidden, AttentionCont
     dx = layers_[i]->attention.backward(context, dx, std::move(saved.layers[i].attention));
     table_.leave(1 + static_cast<int64_t>(i));
   }
-  ops::embedding_backward(dx, saved.ids, embedding_.grad());
+  embed_backward(dx, saved.ids);
 }
 
 void Decoder::idle(Pass pass) {

@@ -34,7 +34,7 @@ class Decoder {
     at::Tensor ids;
     at::Tensor positions;
     std::vector<Layer> layers;
-    at::Tensor x;             // input of the final norm
+    at::Tensor x;             // input of the final norm; own rows with sequence parallel
     int64_t again_bytes = 0;  // most that the backward computes again and holds at one time
     int64_t bytes() const;
   };
@@ -88,6 +88,8 @@ class Decoder {
     Attention attention;
     std::unique_ptr<FeedForward> mlp;
   };
+  at::Tensor embed(const at::Tensor& ids) const;
+  void embed_backward(const at::Tensor& dx, const at::Tensor& ids);
   // Runs the layers [first, end) of a unit again and fills in what their backward needs. The last
   // one's weights stay for that.
   void run_again(int64_t first, int64_t end, Saved& saved, AttentionContext& attention);

@@ -35,6 +35,7 @@ uint16_t* bits_of(const at::Tensor& x) { return static_cast<uint16_t*>(x.data_pt
 at::Tensor Decoder::infer(ops::KvPool& pool, const ops::PagedBatch& batch) {
   const profile::Scope timed("decoder pass", [&] { return pass_work(shape_, batch); });
   BANYAN_ASSERT(can_infer(), "decoder: infer is for the native kernels, without experts");
+  BANYAN_ASSERT(shape_.tensor == nullptr, "decoder: a rollout wants a whole model");
   rope_.reserve(batch.last_position() + 1);
   pass_.attention = {.num_heads = shape_.heads,
                      .num_kv_heads = shape_.kv_heads,

@@ -10,7 +10,8 @@
 
 namespace banyan::parallel {
 class Collectives;
-}
+class TensorParallel;
+}  // namespace banyan::parallel
 
 namespace banyan::nn {
 
@@ -61,6 +62,9 @@ struct DecoderOptions {
     for (int64_t i = 0; i < layers; ++i) count += moe.has_experts(i) ? 1 : 0;
     return count;
   }
+  // The ranks that hold the other parts of each layer; null: all of it is here. Heads,
+  // intermediate and vocab are then this rank's (parallel/tensor_parallel.h).
+  const parallel::TensorParallel* tensor = nullptr;
 };
 
 }  // namespace banyan::nn

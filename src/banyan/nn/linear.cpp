@@ -31,6 +31,15 @@ at::Tensor Linear::forward(const at::Tensor& x, const at::Tensor& residual) cons
       x, weight_.compute(), bias_ ? bias_->compute() : at::Tensor(), residual);
 }
 
+at::Tensor Linear::forward_summed(const parallel::TensorParallel* tensor,
+                                  const at::Tensor& x,
+                                  const at::Tensor& residual) const {
+  if (tensor == nullptr) return forward(x, residual);
+  at::Tensor y = tensor->sum_rows(ops::linear_forward(x, weight_.compute(), /*bias=*/{}));
+  if (bias_) y.add_(bias_->compute());
+  return y.add_(residual);
+}
+
 kernels::PassProduct Linear::product() const {
   return {.weight = weight_.panels(),
           .bias = bias_ ? bias_->compute().const_data_ptr<c10::BFloat16>() : nullptr};

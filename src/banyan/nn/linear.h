@@ -10,6 +10,7 @@
 
 #include "banyan/kernels/cpu/decoder_pass.h"
 #include "banyan/nn/weight.h"
+#include "banyan/parallel/tensor_parallel.h"
 
 namespace banyan::nn {
 
@@ -25,6 +26,12 @@ class Linear {
 
   // [T, in] -> [T, out], plus the residual [T, out] if there is one.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {}) const;
+
+  // The same for a matrix whose columns lie on several ranks: the products of all are added, then
+  // the bias and the residual, of own rows (TensorParallel::sum_rows). Null: forward.
+  at::Tensor forward_summed(const parallel::TensorParallel* tensor,
+                            const at::Tensor& x,
+                            const at::Tensor& residual) const;
 
   // What the native kernels multiply by; borrowed, good until the next repack that allocates.
   kernels::PassProduct product() const;

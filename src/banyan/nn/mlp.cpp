@@ -13,6 +13,7 @@ Mlp::Mlp(ParamTable& table,
          bool with_backward)
     : options_(options),
       norm_eps_(shape.norm_eps),
+      tensor_(shape.tensor),
       norm_(table, {{prefix + "post_attention_layernorm.weight", shape.hidden}}, options),
       gate_up_(table,
                {{prefix + "mlp.gate_proj", shape.intermediate},
@@ -28,11 +29,16 @@ Mlp::Mlp(ParamTable& table,
             options,
             with_backward) {}
 
+// With sequence parallel all rows and the padding behind them, which stays without effect.
+at::Tensor Mlp::normed(const at::Tensor& x) const {
+  return parallel::gather_rows(tensor_,
+                               ops::rms_norm_forward(x, norm_.compute(), norm_eps_, options_));
+}
+
 at::Tensor Mlp::forward(const LayerContext& /*context*/, const at::Tensor& x, Saved* saved) const {
   const profile::Scope timed("feed-forward half");
-  at::Tensor gate_up =
-      gate_up_.forward(ops::rms_norm_forward(x, norm_.compute(), norm_eps_, options_));
-  at::Tensor y = down_.forward(ops::swiglu_forward(gate_up, options_), x);
+  at::Tensor gate_up = gate_up_.forward(normed(x));
+  at::Tensor y = down_.forward_summed(tensor_, ops::swiglu_forward(gate_up, options_), x);
   if (saved) *saved = {.x = x, .gate_up = std::move(gate_up)};
   return y;
 }
@@ -48,19 +54,20 @@ at::Tensor Mlp::backward(const LayerContext& /*context*/, const at::Tensor& dy, 
   at::Tensor h;
   if (!saved.gate_up.defined()) {
     const profile::PhaseScope phase(profile::Phase::kRecompute);
-    h = ops::rms_norm_forward(saved.x, norm_.compute(), norm_eps_, options_);
+    h = normed(saved.x);
     saved.gate_up = gate_up_.forward(h);
   }
   at::Tensor dgate_up;
   {
+    const at::Tensor dy_rows = parallel::gather_rows(tensor_, dy);
     ops::SwigluGradients act =
-        ops::swiglu_backward(down_.backward_input(dy), saved.gate_up, options_);
-    down_.backward_weight(dy, act.y);
+        ops::swiglu_backward(down_.backward_input(dy_rows), saved.gate_up, options_);
+    down_.backward_weight(dy_rows, act.y);
     dgate_up = std::move(act.gate_up);
   }
   saved.gate_up = at::Tensor();
-  if (!h.defined()) h = ops::rms_norm_forward(saved.x, norm_.compute(), norm_eps_, options_);
-  const at::Tensor dh = gate_up_.backward(dgate_up, h);
+  if (!h.defined()) h = normed(saved.x);
+  const at::Tensor dh = parallel::sum_rows(tensor_, gate_up_.backward(dgate_up, h));
   return ops::rms_norm_backward(
       dh, saved.x, norm_.compute(), norm_eps_, norm_.grad(), options_, dy);
 }

@@ -26,8 +26,11 @@ class Mlp final : public FeedForward {
   at::Tensor backward(const LayerContext& context, const at::Tensor& dy, Saved saved) override;
 
  private:
+  at::Tensor normed(const at::Tensor& x) const;
+
   ComputeOptions options_;
   double norm_eps_;
+  const parallel::TensorParallel* tensor_;
   Vector norm_;
   Linear gate_up_;
   Linear down_;

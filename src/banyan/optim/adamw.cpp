@@ -77,18 +77,34 @@ void check_options(const AdamWOptions& options) {
 
 }  // namespace
 
-double grad_norm(const ParamTable& params) {
+namespace {
+
+double sum_of_squares(const ParamTable& params) {
   const profile::Scope timed("gradient norm",
                              [&] { return profile::Work{.bytes = 4 * params.num_elements()}; });
   double total = 0.0;
   for (const Param& param : params.params()) {
-    if (param.grad.defined()) total += sum_of_squares(param.grad);
+    if (param.grad.defined() && !param.is_copy) total += sum_of_squares(param.grad);
   }
-  return std::sqrt(total);
+  return total;
 }
 
-AdamW::AdamW(ParamTable& params, const AdamWOptions& options, parallel::Collectives* ranks)
-    : params_(params), options_(options) {
+double sum_over(parallel::Collectives* ranks, double own) {
+  if (parallel::is_alone(ranks)) return own;
+  double total = 0.0;
+  for (const double part : ranks->all_gather_number(own)) total += part;
+  return total;
+}
+
+}  // namespace
+
+double grad_norm(const ParamTable& params) { return std::sqrt(sum_of_squares(params)); }
+
+AdamW::AdamW(ParamTable& params,
+             const AdamWOptions& options,
+             parallel::Collectives* ranks,
+             parallel::Collectives* model)
+    : params_(params), model_(model), options_(options) {
   check_options(options);
   const std::vector<at::Tensor> masters = parallel::masters_of(params);
   if (!parallel::is_alone(ranks)) {
@@ -114,14 +130,13 @@ void AdamW::reduce_gradients() {
 
 double AdamW::grad_norm() {
   parallel::Collectives* ranks = is_sharded() ? ranks_ : norm_ranks_;
-  if (parallel::is_alone(ranks)) return optim::grad_norm(params_);
+  if (parallel::is_alone(ranks)) return std::sqrt(sum_over(model_, sum_of_squares(params_)));
   double own = 0.0;
   for (const parallel::Range& range : own_) {
-    own += sum_of_squares(parallel::view_of(params_.params()[range.tensor].grad, range));
+    const Param& param = params_.params()[range.tensor];
+    if (!param.is_copy) own += sum_of_squares(parallel::view_of(param.grad, range));
   }
-  double total = 0.0;
-  for (const double part : ranks->all_gather_number(own)) total += part;
-  return std::sqrt(total);
+  return std::sqrt(sum_over(model_, sum_over(ranks, own)));
 }
 
 void AdamW::gather_moments() {

@@ -3,7 +3,8 @@
 //
 // Over several ranks with copies of one model each rank adds the gradients of its part of the
 // numbers (parallel/flat_slices.h), holds their moments, steps them and tells them to the others
-// (ZeRO-1): 8 / n bytes of moments per parameter, and the numbers of one process.
+// (ZeRO-1): 8 / n bytes of moments per parameter, and the numbers of one process. Where a copy of
+// the model lies in parts on several ranks, each steps its parts, and the norm is that of all.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,15 +26,19 @@ struct AdamWOptions {
   double weight_decay = 0.01;
 };
 
-// Global L2 norm of all gradients, summed in fp64 in parameter order: the same bits for any thread
-// count.
+// L2 norm of all gradients, summed in fp64 in parameter order: the same bits for any thread count.
+// Numbers that another rank counts (Param::is_copy) are left out.
 double grad_norm(const ParamTable& params);
 
 class AdamW {
  public:
   // `ranks` hold copies of the model and call every function marked (all) together; null: this
   // process alone.
-  AdamW(ParamTable& params, const AdamWOptions& options, parallel::Collectives* ranks = nullptr);
+  // `model` are the ranks that hold the other parts of this copy of the model; null: all is here.
+  AdamW(ParamTable& params,
+        const AdamWOptions& options,
+        parallel::Collectives* ranks = nullptr,
+        parallel::Collectives* model = nullptr);
 
   bool is_sharded() const { return ranks_ != nullptr; }
   // For parameters that are one rank's part of a model (parallel/fsdp.h): the norm is that of the
@@ -68,6 +73,7 @@ class AdamW {
   ParamTable& params_;
   parallel::Collectives* ranks_ = nullptr;
   parallel::Collectives* norm_ranks_ = nullptr;
+  parallel::Collectives* model_ = nullptr;
   parallel::FlatSlices slices_;
   std::vector<parallel::Range> own_;  // what this rank steps; one process: every parameter
   AdamWOptions options_;

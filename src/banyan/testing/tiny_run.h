@@ -102,6 +102,8 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   config.critic_gradient_checkpointing = false;
   config.ref_fsdp_param_offload = false;
   config.ref_megatron_param_offload = false;
+  config.ref_tensor_model_parallel_size = 1;
+  config.ref_sequence_parallel = false;
   config.sharing = {.mode = "on",
                     .min_prefix_len = 1,
                     .min_group_size = 2,
@@ -147,7 +149,7 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
                  .betas = {0.9, 0.99},
                  .clip_grad = 1.0};
   actor.fsdp = {false, false, false, false, true, false, -1};
-  actor.megatron = {false, false, false, {{}, {}, {}, {"core_attn"}}};
+  actor.megatron = {false, false, false, {{}, {}, {}, {"core_attn"}}, 1, false};
   CriticConfig& critic = config.critic;
   critic.ppo_mini_batch_size = 4;
   critic.use_dynamic_bsz = false;

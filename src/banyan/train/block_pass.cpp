@@ -4,8 +4,10 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include "banyan/core/error.h"
 #include "banyan/ops/trie_attention.h"
 #include "banyan/ops/value_head.h"
+#include "banyan/parallel/cut_head.h"
 
 namespace banyan::train {
 namespace {
@@ -65,6 +67,22 @@ BlockHead forward_head(models::CausalLM& model,
   }
   head.index.row_offsets = int_tensor(block.edges.row_offsets, options.device);
   head.index.token = int_tensor(block.edges.token, options.device);
+  if (const parallel::TensorParallel* tensor = model.tensor()) {
+    head.index = parallel::own_edges(*tensor, head.index);
+    head.edges = parallel::edge_logprob_forward(*tensor,
+                                                row_hidden,
+                                                model.head(),
+                                                head.index,
+                                                spec.temperature,
+                                                spec.with_entropy,
+                                                options,
+                                                memory);
+    if (spec.with_sum_squares) {
+      head.sum_squares = parallel::sum_squared_probabilities(
+          *tensor, row_hidden, model.head(), head.edges.lse, spec.temperature, options);
+    }
+    return head;
+  }
   head.edges = ops::edge_logprob_forward(
       row_hidden, model.head(), head.index, spec.temperature, spec.with_entropy, options, memory);
   if (spec.with_sum_squares) {
@@ -73,6 +91,38 @@ BlockHead forward_head(models::CausalLM& model,
   }
   return head;
 }
+
+namespace {
+
+// d(hidden) of the head rows.
+at::Tensor vocabulary_backward(models::CausalLM& model,
+                               const at::Tensor& row_hidden,
+                               const BlockHead& head,
+                               const HeadGradients& gradients,
+                               const HeadSpec& spec,
+                               ops::HeadMemory* memory) {
+  const auto to = head.edges.logprob.options();
+  const at::Tensor edge = gradients.edge.to(to);
+  const at::Tensor entropy = gradients.entropy.defined() ? gradients.entropy.to(to) : at::Tensor();
+  const auto call = [&](const auto& backward) {
+    return backward(row_hidden,
+                    model.head(),
+                    head.index,
+                    head.edges,
+                    edge,
+                    entropy,
+                    spec.temperature,
+                    model.head_grad(),
+                    model.options(),
+                    memory);
+  };
+  if (model.tensor() == nullptr) return call(ops::edge_logprob_backward);
+  return call([&](auto&&... arguments) {
+    return parallel::edge_logprob_backward(*model.tensor(), arguments...);
+  });
+}
+
+}  // namespace
 
 void backward_block(models::CausalLM& model,
                     const trie::Block& block,
@@ -89,18 +139,7 @@ void backward_block(models::CausalLM& model,
                                          model.value_head_grad(),
                                          model.value_head_bias_grad());
   } else {
-    const auto to = head.edges.logprob.options();
-    grad_rows = ops::edge_logprob_backward(
-        body.row_hidden,
-        model.head(),
-        head.index,
-        head.edges,
-        gradients.edge.to(to),
-        gradients.entropy.defined() ? gradients.entropy.to(to) : at::Tensor(),
-        spec.temperature,
-        model.head_grad(),
-        model.options(),
-        memory);
+    grad_rows = vocabulary_backward(model, body.row_hidden, head, gradients, spec, memory);
   }
   // Head rows are distinct tokens, so a copy is the whole scatter.
   at::Tensor grad_hidden = at::zeros({block.num_own(), grad_rows.size(1)}, grad_rows.options());
@@ -115,6 +154,7 @@ std::vector<at::Tensor> sample_logits(models::CausalLM& model,
   const trie::Trie trie = trie::build(samples, {.share = share});
   ops::TrieAttention attention(trie, model.options());
   const at::Device device = model.options().device;
+  BANYAN_ASSERT(model.tensor() == nullptr, "logits of a model that is cut over ranks");
   const at::Tensor hidden = model.forward(
       int_tensor(trie.tok, device), int_tensor(trie.pos, device), attention, /*saved=*/nullptr);
   const at::Tensor logits = ops::head_logits(hidden, model.head(), model.options());

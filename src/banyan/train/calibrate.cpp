@@ -273,17 +273,26 @@ trie::CostModel calibrate(models::CausalLM& model, const CalibrateOptions& optio
 }
 
 trie::CostModel calibrate_once(models::CausalLM& model, const std::string& file) {
-  const std::string key = key_of(model);
-  if (const std::optional<trie::CostModel> kept = read(file, key)) return *kept;
+  if (const std::optional<trie::CostModel> kept = kept_cost(model, file)) return *kept;
   const trie::CostModel cost = calibrate(model);
-  io::Json out = {{"measured_for", key}};
+  keep_cost(model, file, cost);
+  return cost;
+}
+
+std::optional<trie::CostModel> kept_cost(const models::CausalLM& model, const std::string& file) {
+  return read(file, key_of(model));
+}
+
+void keep_cost(const models::CausalLM& model,
+               const std::string& file,
+               const trie::CostModel& cost) {
+  io::Json out = {{"measured_for", key_of(model)}};
   for (const Field& field : kFields) out[field.name] = cost.*field.member;
   try {
     io::write_text_atomic(file, out.dump(1) + "\n");
   } catch (const FileError&) {
     // Measured again next time.
   }
-  return cost;
 }
 
 }  // namespace banyan::train

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "banyan/models/causal_lm.h"
@@ -30,5 +31,9 @@ trie::CostModel calibrate(models::CausalLM& model, const CalibrateOptions& optio
 // number of threads; else calibrates and writes it there. So a resumed run plans as before. A file
 // that cannot be read or written is no error: it is measured again.
 trie::CostModel calibrate_once(models::CausalLM& model, const std::string& file);
+
+// Its two halves. `kept_cost` is nothing where it must be measured.
+std::optional<trie::CostModel> kept_cost(const models::CausalLM& model, const std::string& file);
+void keep_cost(const models::CausalLM& model, const std::string& file, const trie::CostModel& cost);
 
 }  // namespace banyan::train

@@ -8,6 +8,7 @@
 #include "banyan/train/critic.h"
 #include "banyan/train/memory_keys.h"
 #include "banyan/train/offload.h"
+#include "banyan/train/parallel_keys.h"
 #include "banyan/train/sharded_model.h"
 #include "banyan/train/update.h"
 #include "banyan/train/verify.h"
@@ -82,6 +83,7 @@ int64_t total_steps(const Config& config) {
 std::vector<std::string> check_config(const Config& config) {
   verify_schedule(config.sharing.verify);
   check_sharding(config);
+  check_parallel(config);
   actor_recompute(config);
   router_in_double(config);
   if (wants_critic(config)) critic_recompute(config);

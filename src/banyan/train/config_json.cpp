@@ -58,6 +58,8 @@ void read_megatron(const ConfigNode& node, MegatronConfig& megatron) {
   node.read("param_offload", megatron.param_offload);
   node.read("grad_offload", megatron.grad_offload);
   node.read("optimizer_offload", megatron.optimizer_offload);
+  node.read("tensor_model_parallel_size", megatron.tensor_model_parallel_size);
+  node.read("sequence_parallel", megatron.sequence_parallel);
   const std::string override = "override_transformer_config.";
   RecomputeConfig& recompute = megatron.recompute;
   node.read(override + "recompute_granularity", recompute.recompute_granularity);
@@ -208,7 +210,10 @@ Config config_from_json(const std::string& text) {
       .read("enable_gradient_checkpointing", config.model.enable_gradient_checkpointing);
   node("actor_rollout_ref.ref.model.").read("path", config.ref_model_path);
   node("actor_rollout_ref.ref.fsdp_config.").read("param_offload", config.ref_fsdp_param_offload);
-  node("actor_rollout_ref.ref.megatron.").read("param_offload", config.ref_megatron_param_offload);
+  const ConfigNode reference = node("actor_rollout_ref.ref.megatron.");
+  reference.read("param_offload", config.ref_megatron_param_offload);
+  reference.read("tensor_model_parallel_size", config.ref_tensor_model_parallel_size);
+  reference.read("sequence_parallel", config.ref_sequence_parallel);
   read_sharing(node("actor_rollout_ref.sharing."), config.sharing);
   node("actor_rollout_ref.sharing.").read("detector", config.sharing.detector);
   node("actor_rollout_ref.sharing.").read("verify", config.sharing.verify);

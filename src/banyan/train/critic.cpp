@@ -6,6 +6,7 @@
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/exchange.h"
 #include "banyan/train/memory_keys.h"
+#include "banyan/train/parallel_keys.h"
 #include "banyan/train/sharded_model.h"
 #include "banyan/train/sharing_observer.h"
 #include "banyan/train/spread.h"
@@ -73,6 +74,7 @@ Critic::Critic(const Config& config,
   options.head = models::HeadKind::kValue;
   options.head_seed = config.critic.data_loader_seed;
   options.notes = &notes;
+  set_cut(config.critic.megatron.sequence_parallel, groups, options);
   model_ = models::load_model(path_, options);
   model_->set_recompute(critic_recompute(config));
   fsdp_ = shard_model(critic_sharding(config), /*with_gradients=*/true, *model_, groups);
@@ -153,6 +155,7 @@ CriticUpdate accumulate_value_gradients(const Config& config,
   } else if (walks_together(model)) {
     walk(model, plan, {}, LossScope::kSample, /*loss=*/nullptr);
   }
+  model.params().finish_grads();
   if (layout.ranks != nullptr) {
     const std::vector<double> sums =
         sum_numbers({update.loss, update.clipped_tokens, update.value_sum}, *layout.ranks);

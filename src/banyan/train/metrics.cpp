@@ -36,7 +36,7 @@ void timing_metrics(const StepResult& result, Metrics& metrics) {
   }
   metrics["perf/time_per_step"] = seconds.step;
   metrics["perf/throughput"] =
-      tokens / std::max(1e-9, seconds.step) / static_cast<double>(result.num_ranks);
+      tokens / std::max(1e-9, seconds.step) / static_cast<double>(result.num_processes);
 }
 
 void memory_metrics(const StepResult& result, Metrics& metrics) {

@@ -2,11 +2,20 @@
 #pragma once
 
 #include "banyan/core/config.h"
-#include "banyan/parallel/mesh.h"
+#include "banyan/models/causal_lm.h"
+#include "banyan/parallel/groups.h"
 
 namespace banyan::train {
 
 // The sizes of the axes; those of the actor hold for the run.
 parallel::MeshShape mesh_shape(const Config& config);
+
+// Throws [config] naming the key of what does not go together.
+void check_parallel(const Config& config);
+// The same of a run that was started with these groups.
+void check_parallel(const Config& config, const parallel::Groups& groups);
+
+// Cuts what is loaded over the ranks of `groups`.
+void set_cut(bool sequence_parallel, parallel::Groups& groups, models::LoadOptions& options);
 
 }  // namespace banyan::train

@@ -1,8 +1,11 @@
 #include "banyan/train/run_support.h"
 
+#include <chrono>
 #include <filesystem>
+#include <optional>
 
 #include "banyan/core/error.h"
+#include "banyan/parallel/tensor_parallel.h"
 #include "banyan/train/calibrate.h"
 #include "banyan/train/exchange.h"
 
@@ -46,12 +49,25 @@ std::string find_checkpoint(const std::string& resume_mode,
 trie::CostModel calibrated_cost(models::CausalLM& model,
                                 const std::string& directory,
                                 parallel::Collectives& ranks) {
+  const std::string file = directory + "/cost_model.json";
   trie::CostModel cost;
-  if (ranks.is_first()) {
-    std::filesystem::create_directories(directory);
-    cost = calibrate_once(model, directory + "/cost_model.json");
+  if (ranks.is_first()) std::filesystem::create_directories(directory);
+  if (model.tensor() == nullptr) {
+    if (ranks.is_first()) cost = calibrate_once(model, file);
+    return broadcast(cost, ranks);
   }
-  return broadcast(cost, ranks);
+  const auto kept = ranks.is_first() ? kept_cost(model, file) : std::nullopt;
+  if (!ranks.any(kept.has_value())) {
+    // How many runs there are follows from the times, so all must see the same.
+    parallel::Collectives& tensor = model.tensor()->ranks();
+    cost = calibrate(model, {.clock = [&tensor] {
+                       const auto now = std::chrono::steady_clock::now().time_since_epoch();
+                       const double seconds = std::chrono::duration<double>(now).count();
+                       return tensor.all_gather_number(seconds)[0];
+                     }});
+    if (ranks.is_first()) keep_cost(model, file, cost);
+  }
+  return broadcast(kept.value_or(cost), ranks);
 }
 
 int64_t free_bytes_of_rank(at::Device device, const parallel::Collectives& ranks) {

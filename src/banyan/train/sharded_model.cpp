@@ -82,7 +82,8 @@ std::unique_ptr<optim::AdamW> make_optimizer(const OptimConfig& optim,
                                              models::CausalLM& model,
                                              parallel::Groups& groups) {
   if (model.params().keeper() == nullptr) {
-    return std::make_unique<optim::AdamW>(model.params(), adamw_options(optim), &groups.data);
+    return std::make_unique<optim::AdamW>(
+        model.params(), adamw_options(optim), &groups.data, &groups.model);
   }
   auto optimizer = std::make_unique<optim::AdamW>(model.params().owned(), adamw_options(optim));
   optimizer->norm_over(&groups.shard);

@@ -141,6 +141,7 @@ StepResult run_step(StepContext& context, int64_t step) {
   }
   out.update_peak_bytes = peak_resident_bytes();
   if (context.groups != nullptr) {
+    out.num_processes = context.groups->world.size();
     out.num_ranks = context.groups->data.size();
     for (const auto& [what, bytes] : parallel::sent_bytes(*context.groups)) {
       out.sent_bytes[what] = bytes - context.sent_before[what];

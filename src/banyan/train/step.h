@@ -74,7 +74,8 @@ struct StepResult {
   StageSeconds seconds;
   int64_t state_bytes = 0;        // resident when the update began, gradients and moments included
   int64_t update_peak_bytes = 0;  // highest resident bytes during the updates
-  int64_t num_ranks = 1;          // data-parallel ranks; both figures above are their highest
+  int64_t num_processes = 1;      // of the run; both figures above are their highest
+  int64_t num_ranks = 1;          // data-parallel ranks
   std::map<std::string, int64_t> sent_bytes;  // from this rank, by "group/operation"
 };
 

@@ -12,12 +12,14 @@
 #include "banyan/core/memory.h"
 #include "banyan/core/threads.h"
 #include "banyan/models/causal_lm.h"
+#include "banyan/parallel/weight_view.h"
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/checks.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/memory_keys.h"
 #include "banyan/train/metrics.h"
 #include "banyan/train/offload.h"
+#include "banyan/train/parallel_keys.h"
 #include "banyan/train/run_support.h"
 #include "banyan/train/sharded_model.h"
 #include "banyan/train/sharing_observer.h"
@@ -53,26 +55,26 @@ class Run {
     keep_freed_memory();
     at::set_num_threads(static_cast<int>(choose_threads(thread_facts())));
     for (const std::string& line : check_config(config)) host_.say(line);
+    check_parallel(config, groups);
     num_steps_ = total_steps(config);
     schedule_ = optim::schedule_from(config.actor.optim, num_steps_);
-    models::LoadOptions load{compute_options(config), true};
-    load.router_in_double = router_in_double(config);
-    actor_ = models::load_model(config.model.path, load);
+    actor_ = load(config.model.path, config.actor.megatron.sequence_parallel, true);
     actor_->set_recompute(actor_recompute(config));
-    // While its weights are whole.
+    // While its weights are whole on each rank, or on each group of them that a layer is cut over.
     if (config.sharing.mode == "auto") {
       cost_ = calibrated_cost(*actor_, config_.trainer.default_local_dir, ranks_);
     }
     fsdp_ = shard_model(actor_sharding(config), /*with_gradients=*/true, *actor_, groups_);
     optimizer_ = make_optimizer(config.actor.optim, *actor_, groups_);
-    if (fsdp_) {
-      load.with_backward = false;
-      rollout_ = models::load_model(config.model.path, load);
-      rollout_weights_ = std::make_unique<FilledWeights>(*rollout_);
+    if (fsdp_ || actor_->tensor() != nullptr) {
+      models::LoadOptions whole{compute_options(config), false};
+      whole.router_in_double = router_in_double(config);
+      rollout_ = models::load_model(config.model.path, whole);
     }
+    if (fsdp_) rollout_weights_ = std::make_unique<FilledWeights>(*rollout_);
     if (config.actor.use_kl_loss || config.algorithm.use_kl_in_reward) {
-      load.with_backward = false;
-      reference_ = models::load_model(config.ref_model_path.value_or(config.model.path), load);
+      reference_ = load(
+          config.ref_model_path.value_or(config.model.path), config.ref_sequence_parallel, false);
       reference_fsdp_ =
           shard_model(reference_sharding(config), /*with_gradients=*/false, *reference_, groups_);
     }
@@ -146,6 +148,16 @@ class Run {
   }
 
  private:
+  // The part of a model that this rank holds.
+  std::unique_ptr<models::CausalLM> load(const std::string& path,
+                                         bool sequence_parallel,
+                                         bool with_backward) {
+    models::LoadOptions options{compute_options(config_), with_backward};
+    options.router_in_double = router_in_double(config_);
+    set_cut(sequence_parallel, groups_, options);
+    return models::load_model(path, options);
+  }
+
   // Where no key bounds the blocks.
   void choose_token_budgets() {
     const RolloutConfig& rollout = config_.rollout;
@@ -200,7 +212,15 @@ class Run {
     const bool is_empty = rollout_weights_ && !rollout_weights_->are_there();
     if (handed_over_ == step_ && !is_empty) return;
     Clock clock;
-    if (rollout_weights_) rollout_weights_->fill(*fsdp_);
+    if (rollout_weights_) {
+      rollout_weights_->fill(*fsdp_);
+    } else if (rollout_) {
+      parallel::WeightView(actor_->params(), groups_)
+          .each([&](const std::string& name, const at::Tensor& whole) {
+            rollout_->params().at(name).master.copy_(whole);
+          });
+      rollout_->params().repack();
+    }
     generator_->weights_changed(step_);
     handed_over_ = step_;
     hand_over_seconds_ += clock.lap();

@@ -235,6 +235,7 @@ UpdateResult local_gradients(const Config& config,
          /*observer=*/nullptr,
          {.scope = routers.get(), .ranks = layout.ranks});
   }
+  model.params().finish_grads();
   if (routers) result.routers = routers->figures();
   if (layout.ranks != nullptr) merge_update(part.own, result, *layout.ranks);
   return result;

@@ -37,16 +37,16 @@ void check_tensors(const std::string& directory,
                    const ParamTable& params,
                    const HeadChoice& head);
 
+// The part of a stored tensor that `param` is, as a floating-point tensor. Throws FileError that
+// names the tensor if it holds NaN or infinity.
+at::Tensor read_param(const std::string& directory,
+                      const io::HfWeights& weights,
+                      const Param& param);
+
 // A stored weight as a floating-point tensor of the given shape.
 at::Tensor read_float(const io::HfWeights& weights,
                       const std::string& name,
                       const std::vector<int64_t>& shape);
-
-// The same; throws FileError that names the tensor if it holds NaN or infinity.
-at::Tensor read_finite(const std::string& directory,
-                       const io::HfWeights& weights,
-                       const std::string& name,
-                       const std::vector<int64_t>& shape);
 
 // A tied model's files may carry the head too, if it equals the embedding.
 void check_tied_head(const std::string& directory,

@@ -1,0 +1,43 @@
+// The whole tensors of a model whose parameters lie in parts on several ranks, one after the other:
+// what the rollout's model, checkpoints and exports are filled from, whatever the cut.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "banyan/core/param.h"
+#include "banyan/parallel/groups.h"
+
+namespace banyan::parallel {
+
+class WeightView {
+ public:
+  // (all) Both are borrowed; the ranks tell each other their cuts.
+  WeightView(const ParamTable& params, Groups& groups);
+
+  // `whole` has the bits of the parts. It is the master itself where that is whole.
+  using Visit = std::function<void(const std::string& name, const at::Tensor& whole)>;
+  // (all) Masters by their HF names, in the order of the table.
+  void each(const Visit& visit) const;
+  // (all) Tensors that lie as the masters do, one per parameter: gradients, moments.
+  void each_of(const std::vector<at::Tensor>& own, const Visit& visit) const;
+
+ private:
+  // Runs of one parameter along its cut, by rank of the tensor group.
+  struct Places {
+    std::vector<int64_t> begin;
+    std::vector<int64_t> count;
+    int64_t longest = 0;
+  };
+  at::Tensor gathered(size_t i, const at::Tensor& own) const;
+
+  const ParamTable& params_;
+  Groups& groups_;
+  std::vector<Places> places_;  // per parameter; empty where it is whole
+};
+
+}  // namespace banyan::parallel
