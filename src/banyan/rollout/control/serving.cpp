@@ -132,6 +132,8 @@ void Engine::Impl::end_everything() {
 std::deque<std::unique_ptr<Live>> Engine::Impl::take_inbox() {
   const std::unique_lock<std::mutex> lock(mutex_);
   inbox_tokens_ = 0;
+  // What is taken is on its way into the loop: a pause that waits must not find both empty.
+  if (!inbox_.empty()) figures_.idle = false;
   return std::exchange(inbox_, {});
 }
 
