@@ -52,6 +52,11 @@ struct Param {
 
 class ParamTable {
  public:
+  // `masters_are_empty`: masters get shapes and no memory, since others bring them (a keeper, or
+  // parallel/unit_memory.h).
+  explicit ParamTable(bool masters_are_empty = false) : masters_are_empty_(masters_are_empty) {}
+  bool masters_are_empty() const { return masters_are_empty_; }
+
   // Adds a parameter; throws [banyan bug] on a duplicate name. The index is stable.
   int64_t add(std::string name, at::Tensor master, Cut cut = {});
   // Registers the function that rebuilds one compute form after masters changed and, if the form
@@ -94,6 +99,11 @@ class ParamTable {
   void leave(int64_t unit) {
     if (keeper_ != nullptr) keeper_->leave(unit);
   }
+  // Gives a parameter its values, all of them.
+  void put(size_t param, const at::Tensor& values) {
+    if (keeper_ != nullptr) return keeper_->put(param, values);
+    params_[param].master.copy_(values);
+  }
   // What the optimizer moves: this table, or the keeper's parts.
   ParamTable& owned() { return keeper_ != nullptr ? keeper_->parts() : *this; }
 
@@ -129,6 +139,7 @@ class ParamTable {
   std::vector<Form> forms_;
   int64_t unit_ = 0;
   int64_t num_units_ = 1;
+  bool masters_are_empty_ = false;
   ParamKeeper* keeper_ = nullptr;
   bool has_forms_ = true;
   bool has_masters_ = true;

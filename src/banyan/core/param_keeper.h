@@ -11,6 +11,10 @@
 #include <string>
 #include <vector>
 
+namespace at {
+class Tensor;
+}  // namespace at
+
 namespace banyan {
 
 class ParamTable;
@@ -45,6 +49,8 @@ class ParamKeeper {
   virtual ParamTable& parts() = 0;
   // The parts have other values.
   virtual void changed() = 0;
+  // Takes this rank's part of the whole values of a parameter.
+  virtual void put(size_t param, const at::Tensor& values) = 0;
 };
 
 }  // namespace banyan

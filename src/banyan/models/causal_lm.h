@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -138,6 +139,11 @@ struct LoadOptions {
   bool router_in_double = false;  // logits and probabilities of routers in fp64
   // Ranks over which the experts are dealt out (parallel/expert_exchange.h); borrowed. Null: none.
   parallel::Collectives* experts = nullptr;
+  // False: parameters have neither memory nor values, which others bring (parallel/unit_memory.h).
+  bool with_values = true;
+  // Called with the model before its values are read, one after the other: makes a keeper for its
+  // parameters, which are empty. Null: they are whole.
+  std::function<void(CausalLM&)> before_values = nullptr;
 };
 
 // Loads an HF directory: config.json and safetensors (sharded or not). Throws FileError naming

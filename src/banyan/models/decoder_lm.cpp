@@ -65,6 +65,7 @@ DecoderLM::DecoderLM(const std::string& architecture,
       head_kind_(shape.head),
       options_(options.compute),
       expert_ranks_(parallel::is_alone(shape.moe.ranks) ? nullptr : shape.moe.ranks),
+      params_(/*masters_are_empty=*/!options.with_values || options.before_values != nullptr),
       tensor_(cut_of(shape, options)),
       decoder_(std::make_unique<nn::Decoder>(
           params_, part_of(shape, tensor_.get()), options.compute, options.with_backward)) {

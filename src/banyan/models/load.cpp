@@ -46,6 +46,8 @@ void check_directory(const std::string& directory,
   LoadOptions without = options;
   without.compute = {.dtype = at::kFloat, .device = at::kMeta, .kernels = Kernels::kAten};
   without.with_backward = false;
+  without.with_values = true;
+  without.before_values = nullptr;
   DecoderLM outline(architecture, shape, without);
   const detail::HeadChoice head = {shape.tied, shape.head, /*may_be_missing=*/true};
   detail::check_tensors(directory, weights, outline.params(), head);
@@ -58,8 +60,11 @@ at::Tensor normal(at::IntArrayRef sizes, double std, at::Generator& generator) {
 
 void init_value_head(double std, uint64_t seed, CausalLM& model) {
   at::Generator generator = at::detail::createCPUGenerator(seed);
-  Param& weight = model.params().at(detail::kValueWeight);
-  weight.master.copy_(normal(weight.master.sizes(), std, generator));
+  const std::vector<Param>& params = model.params().params();
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (params[i].name != detail::kValueWeight) continue;
+    model.params().put(i, normal(params[i].master.sizes(), std, generator));
+  }
 }
 
 }  // namespace
@@ -75,9 +80,12 @@ std::unique_ptr<CausalLM> load_model(const std::string& directory, const LoadOpt
                                              weights.contains(detail::kValueBias));
   check_directory(directory, weights, config.model_type(), shape, options);
   auto model = std::make_unique<DecoderLM>(config.model_type(), shape, options);
-  for (Param& param : model->params().params()) {
+  if (!options.with_values) return model;
+  if (options.before_values) options.before_values(*model);
+  for (size_t i = 0; i < model->params().params().size(); ++i) {
+    const Param& param = model->params().params()[i];
     if (!has_value_head && detail::is_value_head(param.name)) continue;
-    param.master.copy_(detail::read_param(directory, weights, param));
+    model->params().put(i, detail::read_param(directory, weights, param));
   }
   if (shape.head == HeadKind::kValue && !has_value_head) {
     init_value_head(config.initializer_range(), options.head_seed, *model);

@@ -16,9 +16,12 @@ struct Rows {
   int64_t num_rows = 0;
 };
 
-at::Tensor zero_master(std::vector<int64_t> shape, const ComputeOptions& options) {
+at::Tensor new_master(const ParamTable& table,
+                      std::vector<int64_t> shape,
+                      const ComputeOptions& options) {
   const at::ScalarType dtype = options.dtype == at::kDouble ? at::kDouble : at::kFloat;
-  return at::zeros(shape, at::TensorOptions().dtype(dtype).device(options.device));
+  const auto like = at::TensorOptions().dtype(dtype).device(options.device);
+  return table.masters_are_empty() ? at::empty(shape, like) : at::zeros(shape, like);
 }
 
 // Adds one Param per part and registers the function that lends all of them one gradient buffer,
@@ -45,6 +48,14 @@ void add_params(ParamTable& table,
   });
 }
 
+// No page of such a master has been touched.
+void drop_empty(const ParamTable& table, const at::Tensor& master) {
+  if (!table.masters_are_empty()) return;
+  c10::StorageImpl* storage = master.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(storage->allocator()->allocate(0));
+  storage->set_nbytes(0);
+}
+
 void mark_forms(ParamTable& table, size_t first, bool is_form) {
   for (size_t i = first; i < table.params().size(); ++i) table.params()[i].is_form = is_form;
 }
@@ -58,12 +69,13 @@ Weight::Weight(ParamTable& table,
                bool with_backward) {
   int64_t out = 0;
   for (const Part& part : parts) out += part.out;
-  master_ = zero_master({out, in}, options);
+  master_ = new_master(table, {out, in}, options);
   compute_.out = out;
   compute_.in = in;
   const size_t first = table.params().size();
   add_params(table, parts, [](const Part& part) { return part.out; }, master_, grad_);
   mark_forms(table, first, !is_native(options) && master_.scalar_type() == options.dtype);
+  drop_empty(table, master_);
   table.on_repack(
       [this, options, with_backward] {
         ops::pack_weight(master_, options, with_backward, compute_);
@@ -87,10 +99,11 @@ const uint16_t* Vector::bits() const {
 Vector::Vector(ParamTable& table, std::vector<Part> parts, const ComputeOptions& options) {
   int64_t size = 0;
   for (const Part& part : parts) size += part.size;
-  master_ = zero_master({size}, options);
+  master_ = new_master(table, {size}, options);
   const size_t first = table.params().size();
   add_params(table, parts, [](const Part& part) { return part.size; }, master_, grad_);
   mark_forms(table, first, master_.scalar_type() == options.dtype);
+  drop_empty(table, master_);
   if (master_.scalar_type() == options.dtype) {
     compute_ = master_;
     return;

@@ -23,7 +23,8 @@ class Weight {
     int64_t out = 0;
   };
 
-  // Allocates the master (zeros; fp64 when options.dtype is fp64, else fp32) and registers repack
+  // Allocates the master (zeros, or none where the table says so; fp64 when options.dtype is fp64,
+  // else fp32) and registers repack
   // and gradient. `with_backward`: the compute form also serves dx = dy W. The table must outlive
   // the weight's use.
   Weight(ParamTable& table,

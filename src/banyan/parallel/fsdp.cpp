@@ -42,13 +42,16 @@ void Fsdp::cut(int64_t u) {
   const int64_t size = groups_.shard->size();
   const int64_t begin = (total + size - 1) / size * groups_.shard->rank();
   unit.piece = (total + size - 1) / size;
-  const at::Tensor flat = unit.weights->flat_masters();
-  at::Tensor own = at::zeros({unit.piece}, flat.options());
+  const at::TensorOptions like = whole_.params()[unit.weights->params()[0]].master.options();
+  at::Tensor own = at::zeros({unit.piece}, like);
   const int64_t count = std::max<int64_t>(0, std::min(unit.piece, total - begin));
-  if (count > 0) own.narrow(0, 0, count).copy_(flat.narrow(0, begin, count));
+  if (count > 0 && !whole_.masters_are_empty()) {
+    own.narrow(0, 0, count).copy_(unit.weights->flat_masters().narrow(0, begin, count));
+  }
   parts_.add("unit." + std::to_string(u), own);
-  const bool in_master = unit.weights->has_form() || flat.scalar_type() == options_.compute;
-  unit.gather_type = in_master ? flat.scalar_type() : options_.compute;
+  const at::ScalarType master_type = own.scalar_type();
+  const bool in_master = unit.weights->has_form() || master_type == options_.compute;
+  unit.gather_type = in_master ? master_type : options_.compute;
   if (options_.with_gradients) {
     // The tensors are made unit by unit, so that no rank ever holds all gradients.
     whole_.ensure_unit_grads(u);
@@ -74,6 +77,15 @@ std::vector<OwnedRange> Fsdp::owned(int64_t rank) const {
     }
   }
   return out;
+}
+
+void Fsdp::put(size_t param, const at::Tensor& values) {
+  for (const OwnedRange& own : owned(groups_.shard->rank())) {
+    if (own.param != param) continue;
+    parts_.params()[own.unit]
+        .master.narrow(0, own.at, own.count)
+        .copy_(values.contiguous().view({-1}).narrow(0, own.begin, own.count));
+  }
 }
 
 void Fsdp::start(const std::string& passes) {

@@ -68,8 +68,9 @@ class Fsdp final : public ParamKeeper {
  public:
   using UnitUses = std::function<std::vector<UnitUse>(Pass)>;
 
-  // Takes over `whole`, whose masters are there and equal on all ranks: keeps this rank's pieces,
-  // drops the rest and becomes the table's keeper, until destroyed. `uses` are the model's.
+  // Takes over `whole`, whose masters are equal on all ranks, or empty and then put(): keeps this
+  // rank's pieces, drops the rest and becomes the table's keeper, until destroyed. `uses` are the
+  // model's.
   Fsdp(ParamTable& whole, const FsdpGroups& groups, const FsdpOptions& options, UnitUses uses);
   ~Fsdp() override;
 
@@ -81,6 +82,7 @@ class Fsdp final : public ParamKeeper {
   void leave(int64_t unit) override;
   ParamTable& parts() override { return parts_; }
   void changed() override;
+  void put(size_t param, const at::Tensor& values) override;
 
   // What a rank of the shard group holds, unit by unit in the order of the table; at most one run
   // of a parameter.

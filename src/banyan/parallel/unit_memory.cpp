@@ -2,7 +2,8 @@
 
 #include <ATen/ops/cat.h>
 
-#include <unordered_set>
+#include <algorithm>
+#include <unordered_map>
 
 #include "banyan/core/error.h"
 
@@ -28,11 +29,19 @@ std::vector<at::Tensor> masters_of(const ParamTable& table, int64_t unit, bool i
 }  // namespace
 
 ComingMemory::ComingMemory(const std::vector<at::Tensor>& tensors) {
-  std::unordered_set<c10::StorageImpl*> seen;
+  std::unordered_map<c10::StorageImpl*, size_t> places;
   for (const at::Tensor& tensor : tensors) {
-    if (!seen.insert(tensor.storage().unsafeGetStorageImpl()).second) continue;
-    storages_.push_back(tensor.storage());
-    num_bytes_.push_back(tensor.storage().nbytes());
+    c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    const auto [found, is_new] = places.emplace(storage, storages_.size());
+    if (is_new) {
+      storages_.push_back(tensor.storage());
+      num_bytes_.push_back(storage->nbytes());
+      is_there_ = is_there_ && storage->nbytes() > 0;
+    }
+    // Of a storage without memory the tensors say how much it takes.
+    const auto end = static_cast<size_t>(tensor.storage_offset() + tensor.numel());
+    size_t& num_bytes = num_bytes_[found->second];
+    num_bytes = std::max(num_bytes, end * tensor.element_size());
   }
 }
 

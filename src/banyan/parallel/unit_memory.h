@@ -14,7 +14,7 @@ namespace banyan::parallel {
 // Storages of some tensors, each once.
 class ComingMemory {
  public:
-  // The tensors have their memory now.
+  // The tensors have their memory now, or none of them has.
   explicit ComingMemory(const std::vector<at::Tensor>& tensors);
   bool is_there() const { return is_there_; }
   void take();  // undefined values

@@ -75,9 +75,8 @@ Critic::Critic(const Config& config,
   options.head_seed = config.critic.data_loader_seed;
   options.notes = &notes;
   set_cut(config.critic.megatron.sequence_parallel, groups, options);
-  model_ = models::load_model(path_, options);
+  model_ = load_sharded(path_, options, critic_sharding(config), groups, fsdp_);
   model_->set_recompute(critic_recompute(config));
-  fsdp_ = shard_model(critic_sharding(config), /*with_gradients=*/true, *model_, groups);
   optimizer_ = make_optimizer(config.critic.optim, *model_, groups);
 }
 

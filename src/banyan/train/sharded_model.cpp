@@ -78,6 +78,19 @@ std::unique_ptr<parallel::Fsdp> shard_model(const Sharding& sharding,
       [&model](Pass pass) { return model.unit_uses(pass); });
 }
 
+std::unique_ptr<models::CausalLM> load_sharded(const std::string& path,
+                                               models::LoadOptions options,
+                                               const Sharding& sharding,
+                                               parallel::Groups& groups,
+                                               std::unique_ptr<parallel::Fsdp>& fsdp) {
+  if (sharding.cuts_weights && !groups.data_context.is_alone()) {
+    options.before_values = [&](models::CausalLM& model) {
+      fsdp = shard_model(sharding, options.with_backward, model, groups);
+    };
+  }
+  return models::load_model(path, options);
+}
+
 std::unique_ptr<optim::AdamW> make_optimizer(const OptimConfig& optim,
                                              models::CausalLM& model,
                                              parallel::Groups& groups) {

@@ -37,6 +37,14 @@ std::unique_ptr<parallel::Fsdp> shard_model(const Sharding& sharding,
                                             models::CausalLM& model,
                                             parallel::Groups& groups);
 
+// load_model and shard_model in one: where it is cut, a rank never holds more than its part and one
+// tensor. `fsdp` becomes the cut, or null.
+std::unique_ptr<models::CausalLM> load_sharded(const std::string& path,
+                                               models::LoadOptions options,
+                                               const Sharding& sharding,
+                                               parallel::Groups& groups,
+                                               std::unique_ptr<parallel::Fsdp>& fsdp);
+
 // Moves what this rank holds of the model.
 std::unique_ptr<optim::AdamW> make_optimizer(const OptimConfig& optim,
                                              models::CausalLM& model,
@@ -45,7 +53,7 @@ std::unique_ptr<optim::AdamW> make_optimizer(const OptimConfig& optim,
 // The weights of a whole model without masters that are filled from parts.
 class FilledWeights {
  public:
-  // `model` is borrowed; its weights go.
+  // `model` is borrowed; its weights go, if it has any.
   explicit FilledWeights(models::CausalLM& model);
   bool are_there() const { return are_there_; }
   void fill(parallel::Fsdp& from);  // (all ranks)

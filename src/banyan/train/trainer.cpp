@@ -58,25 +58,26 @@ class Run {
     check_parallel(config, groups);
     num_steps_ = total_steps(config);
     schedule_ = optim::schedule_from(config.actor.optim, num_steps_);
-    actor_ = load(config.model.path, config.actor.megatron.sequence_parallel, true);
+    actor_ = load(config.model.path,
+                  config.actor.megatron.sequence_parallel,
+                  /*with_backward=*/true,
+                  actor_sharding(config),
+                  fsdp_);
     actor_->set_recompute(actor_recompute(config));
-    // While its weights are whole on each rank, or on each group of them that a layer is cut over.
-    if (config.sharing.mode == "auto") {
-      cost_ = calibrated_cost(*actor_, config_.trainer.default_local_dir, ranks_);
-    }
-    fsdp_ = shard_model(actor_sharding(config), /*with_gradients=*/true, *actor_, groups_);
     optimizer_ = make_optimizer(config.actor.optim, *actor_, groups_);
     if (fsdp_ || actor_->tensor() != nullptr) {
-      models::LoadOptions whole{compute_options(config), false};
+      models::LoadOptions whole{compute_options(config), /*with_backward=*/false};
       whole.router_in_double = router_in_double(config);
+      whole.with_values = fsdp_ == nullptr;
       rollout_ = models::load_model(config.model.path, whole);
     }
     if (fsdp_) rollout_weights_ = std::make_unique<FilledWeights>(*rollout_);
     if (config.actor.use_kl_loss || config.algorithm.use_kl_in_reward) {
-      reference_ = load(
-          config.ref_model_path.value_or(config.model.path), config.ref_sequence_parallel, false);
-      reference_fsdp_ =
-          shard_model(reference_sharding(config), /*with_gradients=*/false, *reference_, groups_);
+      reference_ = load(config.ref_model_path.value_or(config.model.path),
+                        config.ref_sequence_parallel,
+                        /*with_backward=*/false,
+                        reference_sharding(config),
+                        reference_fsdp_);
     }
     if (config.algorithm.use_kl_in_reward) {
       kl_controller_ = kl_controller(config.algorithm.kl_ctrl);
@@ -88,6 +89,7 @@ class Run {
     }
     if (config.reward_model.enable) reward_model_ = std::make_unique<RewardModel>(config_);
     resume();
+    if (config.sharing.mode == "auto") calibrate_cost();
     choose_token_budgets();
     offload_memory();
     models::CausalLM& generating = rollout_ ? *rollout_ : *actor_;
@@ -151,11 +153,23 @@ class Run {
   // The part of a model that this rank holds.
   std::unique_ptr<models::CausalLM> load(const std::string& path,
                                          bool sequence_parallel,
-                                         bool with_backward) {
+                                         bool with_backward,
+                                         const Sharding& sharding,
+                                         std::unique_ptr<parallel::Fsdp>& fsdp) {
     models::LoadOptions options{compute_options(config_), with_backward};
     options.router_in_double = router_in_double(config_);
     set_cut(sequence_parallel, groups_, options);
-    return models::load_model(path, options);
+    return load_sharded(path, options, sharding, groups_, fsdp);
+  }
+
+  // On whole weights: of a cut actor the first rank loads another one for this.
+  void calibrate_cost() {
+    std::unique_ptr<models::CausalLM> whole;
+    if (fsdp_ && ranks_.is_first()) {
+      whole = models::load_model(config_.model.path, {compute_options(config_), true});
+      whole->set_recompute(actor_recompute(config_));
+    }
+    cost_ = calibrated_cost(whole ? *whole : *actor_, config_.trainer.default_local_dir, ranks_);
   }
 
   // Where no key bounds the blocks.
