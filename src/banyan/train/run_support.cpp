@@ -6,6 +6,7 @@
 
 #include "banyan/core/error.h"
 #include "banyan/parallel/tensor_parallel.h"
+#include "banyan/ops/edge_logprob.h"
 #include "banyan/train/calibrate.h"
 #include "banyan/train/exchange.h"
 
@@ -82,9 +83,13 @@ int64_t chosen_token_budget(const std::string& directory,
                             const MemoryLeft& left,
                             RunHost& host,
                             parallel::Collectives& ranks) {
+  MemoryLeft with_head = left;
+  if (model.head_kind() == models::HeadKind::kVocabulary) {
+    with_head.reserved_bytes += ops::HeadMemory::kBytes;
+  }
   return of_first(ranks, [&] {
     return token_budget_once(
-        directory, role, key, bytes_per_token(model), left, [&](const std::string& line) {
+        directory, role, key, bytes_per_token(model), with_head, [&](const std::string& line) {
           host.say(line);
         });
   });
