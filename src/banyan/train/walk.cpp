@@ -76,24 +76,29 @@ class Walk {
        const trie::Plan& plan,
        const HeadSpec& spec,
        PassObserver* observer,
-       nn::RouterScope* routers = nullptr)
+       nn::RouterScope* routers = nullptr,
+       const ContextGroup& context = {})
       : model_(model),
         plan_(plan),
         spec_(spec),
         observer_(observer),
         routers_(routers),
-        states_(plan.blocks.size()) {
+        states_(plan.blocks.size()),
+        context_(context, plan, model, [this](int32_t b) { return &states_[b].store; }) {
     model_.set_router_scope(routers);
     if (model_.expert_ranks() != nullptr) {
       lockstep_.emplace(*model_.expert_ranks(), [this](Pass pass) { model_.idle(pass); });
     }
+    // Those count the passes of a rank by its blocks.
+    BANYAN_ASSERT(context_.is_alone() || (keeper_ == nullptr && !lockstep_ && routers == nullptr),
+                  "context parallel with weights in parts or experts over ranks");
   }
   ~Walk() { model_.set_router_scope(nullptr); }
   Walk(const Walk&) = delete;
   Walk& operator=(const Walk&) = delete;
 
-  void forward(int32_t b, bool keep) {
-    run_forward(b, keep, /*recompute=*/false);
+  void forward(int32_t round, bool keep) {
+    run_forward(round, keep, /*recompute=*/false);
     stats.forward_seconds += clock_.lap();
   }
 
@@ -110,18 +115,30 @@ class Walk {
 
   // Forward of all blocks, nothing kept but the heads; K and V go with their last reader.
   void forward_all() {
-    const int32_t num_blocks = static_cast<int32_t>(plan_.blocks.size());
-    std::vector<int32_t> last_reader(num_blocks);
+    const int32_t num_rounds = context_.num_rounds();
+    std::vector<int32_t> last_reader(num_rounds);
     std::iota(last_reader.begin(), last_reader.end(), 0);
-    for (int32_t b = 0; b < num_blocks; ++b) {
-      for (const trie::Carried& carried : plan_.blocks[b].carried) last_reader[carried.block] = b;
-    }
-    for (int32_t b = 0; b < num_blocks; ++b) {
-      forward(b, /*keep=*/false);
-      for (int32_t a = 0; a <= b; ++a) {
-        if (last_reader[a] == b) states_[a].store = {};
+    for (size_t b = 0; b < plan_.blocks.size(); ++b) {
+      for (const trie::Carried& carried : plan_.blocks[b].carried) {
+        last_reader[context_.round_of(carried.block)] = context_.round_of(static_cast<int32_t>(b));
       }
     }
+    for (int32_t round = 0; round < num_rounds; ++round) {
+      forward(round, /*keep=*/false);
+      for (int32_t earlier = 0; earlier <= round; ++earlier) {
+        if (last_reader[earlier] == round) drop_stores(earlier);
+      }
+    }
+  }
+
+  // The samples whose last token lies in a round.
+  std::vector<int32_t> samples_of(int32_t round) const {
+    std::vector<int32_t> samples;
+    for (int32_t b = context_.begin(round); b < context_.end(round); ++b) {
+      const std::vector<int32_t>& of_block = plan_.blocks[b].samples;
+      samples.insert(samples.end(), of_block.begin(), of_block.end());
+    }
+    return samples;
   }
 
   // The number of each logical token of `samples`, out of `which` of its block. Log-probabilities
@@ -184,13 +201,26 @@ class Walk {
     }
   }
 
-  void recompute(int32_t b) {
-    stats.num_recomputed += plan_.blocks[b].num_own();
-    run_forward(b, /*keep=*/true, /*recompute=*/true);
+  void recompute(int32_t round) {
+    if (!context_.is_idle(round))
+      stats.num_recomputed += context_.part(context_.own(round)).num_own();
+    run_forward(round, /*keep=*/true, /*recompute=*/true);
     stats.recompute_seconds += clock_.lap();
   }
 
-  void backward(int32_t b) {
+  void backward(int32_t round) {
+    if (context_.is_idle(round)) {
+      context_.idle_backward(round);
+    } else {
+      backward_of(context_.own(round));
+    }
+    drop_stores(round);
+  }
+
+  WalkStats stats;
+
+ private:
+  void backward_of(int32_t b) {
     BlockState& state = states_[b];
     BANYAN_ASSERT(state.live && state.pending == 0,
                   "backward of block ",
@@ -199,23 +229,19 @@ class Walk {
                   state.pending,
                   " tokens wait");
     clock_.lap();
-    const trie::Edges& edges = plan_.blocks[b].edges;
-    const std::vector<int32_t>& edge = plan_.logical.edge;
-    const std::vector<int32_t>& row = plan_.logical.row;
-    const auto num_rows = static_cast<int64_t>(edges.source.size());
     HeadGradients gradients;
     if (has_value_head()) {
-      gradients.row = sum(b, grad_value_, row, num_rows);
+      gradients.row = sum(b, grad_value_, /*on_edges=*/false);
     } else {
-      gradients.edge = sum(b, grad_value_, edge, static_cast<int64_t>(edges.token.size()));
+      gradients.edge = sum(b, grad_value_, /*on_edges=*/true);
     }
-    if (grad_entropy_.defined()) gradients.entropy = sum(b, grad_entropy_, row, num_rows);
+    if (grad_entropy_.defined()) gradients.entropy = sum(b, grad_entropy_, /*on_edges=*/false);
     measure(state.body.backward_bytes() - state.body.bytes());
     state.live = false;
     if (keeper_ != nullptr) keeper_->begin(Pass::kBackward);
     if (lockstep_) lockstep_->begin(Pass::kBackward);
     backward_block(model_,
-                   plan_.blocks[b],
+                   context_.part(b),
                    std::move(state.body),
                    state.head,
                    gradients,
@@ -223,27 +249,41 @@ class Walk {
                    &head_memory_);
     if (keeper_ != nullptr) keeper_->end(Pass::kBackward);
     measure();
-    state.store = {};
     state.head = {};
     stats.backward_seconds += clock_.lap();
   }
 
-  WalkStats stats;
+  void drop_stores(int32_t round) {
+    for (int32_t b = context_.begin(round); b < context_.end(round); ++b) states_[b].store = {};
+  }
 
- private:
-  // Forward of one block; the head too, unless an earlier pass left its numbers.
-  void run_forward(int32_t b, bool keep, bool recompute) {
+  // Forward of a round; the heads too, unless an earlier pass left their numbers.
+  void run_forward(int32_t round, bool keep, bool recompute) {
     clock_.lap();
-    BlockState& state = states_[b];
-    const trie::Block& block = plan_.blocks[b];
-    std::unique_ptr<AttentionContext> attention =
-        std::make_unique<ops::TrieAttention>(block.trie, model_.options(), carry_of(b), memory_);
+    const bool with_heads = !states_[context_.begin(round)].has_head;
+    if (context_.is_idle(round)) {
+      context_.idle_forward(round);
+    } else {
+      run_forward_of(context_.own(round), round, keep, recompute);
+    }
+    if (!context_.is_alone() && with_heads) tell_numbers(round);
+  }
+
+  std::unique_ptr<AttentionContext> attention_of(int32_t b, int32_t round, bool recompute) {
+    std::unique_ptr<AttentionContext> attention = std::make_unique<ops::TrieAttention>(
+        plan_.blocks[b].trie, model_.options(), carry_of(b), memory_);
     if (observer_ != nullptr) attention = observer_->watch(b, recompute, std::move(attention));
+    return context_.around(round, std::move(attention));
+  }
+
+  void run_forward_of(int32_t b, int32_t round, bool keep, bool recompute) {
+    BlockState& state = states_[b];
+    const trie::Block& block = context_.part(b);
     if (keeper_ != nullptr) keeper_->begin(Pass::kForward);
     if (lockstep_) lockstep_->begin(Pass::kForward);
     // Of its forwards one is counted.
     if (routers_ != nullptr && !routers_->is_closed()) routers_->set_counting(!state.has_head);
-    BlockBody body = forward_body(model_, block, std::move(attention), keep);
+    BlockBody body = forward_body(model_, block, attention_of(b, round, recompute), keep);
     if (routers_ != nullptr) routers_->set_counting(false);
     if (!state.has_head) {
       // Held until the next forward, which is enough for a block whose backward comes before that.
@@ -263,6 +303,26 @@ class Walk {
     measure();
   }
 
+  // What each rank's head gave in a round -> all ranks.
+  void tell_numbers(int32_t round) {
+    const int32_t own = context_.own(round);
+    const auto tell = [&](at::Tensor HeadNumbers::* which, bool on_edges) {
+      const at::Tensor mine = own >= 0 ? states_[own].numbers.*which : at::Tensor();
+      const std::vector<at::Tensor> all = context_.tell(round, mine, on_edges);
+      for (size_t i = 0; i < all.size(); ++i) {
+        states_[context_.begin(round) + i].numbers.*which = all[i];
+      }
+    };
+    tell(&HeadNumbers::value, /*on_edges=*/!has_value_head());
+    if (has_entropy()) tell(&HeadNumbers::entropy, /*on_edges=*/false);
+    if (spec_.with_sum_squares && !has_value_head()) {
+      tell(&HeadNumbers::sum_squares, /*on_edges=*/false);
+    }
+    for (int32_t b = context_.begin(round); b < context_.end(round); ++b) {
+      states_[b].has_head = true;
+    }
+  }
+
   bool has_value_head() const { return model_.head_kind() == models::HeadKind::kValue; }
   bool has_entropy() const { return spec_.with_entropy && !has_value_head(); }
   at::ScalarType number_type() const {
@@ -276,16 +336,18 @@ class Walk {
     for (const trie::Carried& carried : block.carried) {
       carry.sources.push_back({&states_[carried.block].store, carried.count});
     }
+    if (block.offered.empty() || context_.offers()) return carry;
     carry.offered = block.offered;
-    if (!block.offered.empty()) carry.out = &states_[b].store;
+    carry.out = &states_[b].store;
     return carry;
   }
 
-  // out[t] = sum of gradient[u] over the block's logical tokens u with target[u] = t.
-  at::Tensor sum(int32_t b,
-                 const at::Tensor& gradient,
-                 const std::vector<int32_t>& target,
-                 int64_t size) const {
+  // out[t] = sum of gradient[u] over the block's logical tokens u whose edge or row is t, for those
+  // of this rank's part.
+  at::Tensor sum(int32_t b, const at::Tensor& gradient, bool on_edges) const {
+    const trie::Edges& edges = plan_.blocks[b].edges;
+    const std::vector<int32_t>& target = on_edges ? plan_.logical.edge : plan_.logical.row;
+    const auto size = static_cast<int64_t>(on_edges ? edges.token.size() : edges.source.size());
     const double* from = gradient.const_data_ptr<double>();
     std::vector<Contribution> parts;
     parts.reserve(tokens_->offsets[b + 1] - tokens_->offsets[b]);
@@ -297,7 +359,7 @@ class Walk {
     at::Tensor out = at::zeros({size}, at::kDouble);
     double* to = out.data_ptr<double>();
     for (const Contribution& part : parts) to[part.target] += part.value;
-    return out;
+    return context_.of_part(b, out, on_edges);
   }
 
   // `again_bytes`: of activations that the backward in progress computes again.
@@ -328,6 +390,7 @@ class Walk {
   std::shared_ptr<ops::AttentionMemory> memory_ = ops::make_attention_memory();
   ops::HeadMemory head_memory_;
   std::vector<BlockState> states_;
+  ContextPass context_;
   std::unique_ptr<TokensOfBlock> tokens_;
   at::Tensor grad_value_;    // [all logical tokens] fp64
   at::Tensor grad_entropy_;  // likewise, or undefined
@@ -379,11 +442,12 @@ WalkStats walk(models::CausalLM& model,
                LossScope scope,
                const LossFunction& loss,
                PassObserver* observer,
-               const RouterWatch& routers) {
+               const RouterWatch& routers,
+               const ContextGroup& context) {
   const feature::Running running;
-  Walk pass(model, plan, head, observer, routers.scope);
+  Walk pass(model, plan, head, observer, routers.scope, context);
   pass.start_backward();
-  std::vector<uint8_t> recomputed(plan.blocks.size(), 0);
+  std::vector<uint8_t> recomputed(plan.blocks.size(), 0);  // by block or round
   int64_t num_losses = 0;
   for (const trie::Entry& entry : plan.entries) {
     if (entry.action == trie::Action::kRecompute) recomputed[entry.block] = 1;
@@ -427,7 +491,7 @@ WalkStats walk(models::CausalLM& model,
       }
       case trie::Action::kLoss:
         if (!whole) {
-          const std::vector<int32_t>& samples = plan.blocks[b].samples;
+          const std::vector<int32_t> samples = pass.samples_of(b);
           if (samples.empty()) break;
           const profile::PhaseScope phase(profile::Phase::kLoss);
           pass.take(samples, loss(samples, pass.outputs(samples)));
@@ -456,10 +520,11 @@ WalkStats walk(models::CausalLM& model,
 SampleScores score_samples(models::CausalLM& model,
                            const trie::Plan& plan,
                            const HeadSpec& head,
-                           PassObserver* observer) {
+                           PassObserver* observer,
+                           const ContextGroup& context) {
   const profile::PhaseScope phase(profile::Phase::kScore);
   const feature::Running running;
-  Walk pass(model, plan, head, observer);
+  Walk pass(model, plan, head, observer, /*routers=*/nullptr, context);
   pass.start(std::string(plan.blocks.size(), 'F'));
   pass.forward_all();
   pass.finish();

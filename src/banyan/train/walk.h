@@ -7,6 +7,10 @@
 // and per head row they are summed in fp64 in ascending order of value, so the sums depend neither
 // on the plan nor on the order of the samples. The backward of a block adds to the fp32
 // accumulators of the blocks that it carried from; a block's memory is freed with its backward.
+//
+// Over the ranks of a context-parallel group each rank runs its part of a block, or its block of a
+// round (train/context_pass.h). The numbers of the heads are told to all, the losses are asked for
+// on all, and a rank's gradients are those of its parts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,6 +22,7 @@
 #include "banyan/models/causal_lm.h"
 #include "banyan/nn/router_scope.h"
 #include "banyan/train/block_pass.h"
+#include "banyan/train/context_pass.h"
 #include "banyan/train/pass_observer.h"
 #include "banyan/trie/plan.h"
 
@@ -78,14 +83,17 @@ struct WalkStats {
 // `observer`, if given, sees the pass; it changes no number. `routers`, if given, counts what the
 // routers of the model choose, is closed over `ranks`, and adds its losses to the gradients; a plan
 // whose backwards begin before its last forward runs forward without gradients first, if it has
-// losses. Throws [banyan bug] on a plan that runs a backward before the losses it needs.
+// losses. `context`: the ranks that walk the plan together, all with the same arguments; not with
+// weights in parts, experts over ranks or `routers`. Throws [banyan bug] on a plan that runs a
+// backward before the losses it needs.
 WalkStats walk(models::CausalLM& model,
                const trie::Plan& plan,
                const HeadSpec& head,
                LossScope scope,
                const LossFunction& loss,
                PassObserver* observer = nullptr,
-               const RouterWatch& routers = {});
+               const RouterWatch& routers = {},
+               const ContextGroup& context = {});
 
 // Numbers of every scored token, per sample in the order of the batch, without gradients: old and
 // reference passes, values, `banyan score`. CPU, fp32 (fp64 for a fp64 model).
@@ -97,6 +105,7 @@ struct SampleScores {
 SampleScores score_samples(models::CausalLM& model,
                            const trie::Plan& plan,
                            const HeadSpec& head,
-                           PassObserver* observer = nullptr);
+                           PassObserver* observer = nullptr,
+                           const ContextGroup& context = {});
 
 }  // namespace banyan::train

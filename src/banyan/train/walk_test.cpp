@@ -15,6 +15,7 @@
 #include "banyan/models/test_models.h"
 #include "banyan/testing/one_thread.h"
 #include "banyan/testing/random_trie.h"
+#include "banyan/testing/walk_run.h"
 
 namespace banyan::train {
 namespace {
@@ -22,122 +23,16 @@ namespace {
 using models::tiny_configs;
 using trie::CarryPolicy;
 
-constexpr int32_t kVocab = 37;  // of the tiny configurations
-const ComputeOptions kFp64 = {.dtype = at::kDouble};
-const ComputeOptions kFp32 = {.dtype = at::kFloat};
-const ComputeOptions kBf16 = {.dtype = at::kBFloat16};
-const HeadSpec kHead = {.temperature = 0.7, .with_entropy = true};
-
-std::unique_ptr<models::CausalLM> model_of(size_t which,
-                                           const ComputeOptions& options,
-                                           models::HeadKind head = models::HeadKind::kVocabulary) {
-  const auto configs = tiny_configs();
-  return models::random_model(configs[which % configs.size()].second,
-                              /*seed=*/7,
-                              {.compute = options, .with_backward = true, .head = head});
-}
-
-// What a walk gave.
-struct Outcome {
-  double loss = 0.0;
-  std::map<std::string, at::Tensor> gradients;
-  std::map<int32_t, at::Tensor> value, entropy;  // per sample
-  int64_t num_calls = 0;
-  WalkStats stats;
-};
-
-// A number that belongs to (sample, what).
-double draw(int32_t sample, uint64_t what) {
-  return static_cast<double>(philox(3, static_cast<uint64_t>(sample), what)[0]) / 4294967296.0 -
-         0.5;
-}
-
-// Sample scope: L = sum_s a_s exp(mean_u value_u) + sum_u c_s entropy_u. Mini-batch scope: the
-// square of sum_s a_s mean_u value_u.
-TokenGradients loss_of(const std::vector<int32_t>& samples,
-                       const TokenOutputs& outputs,
-                       LossScope scope,
-                       double& loss) {
-  TokenGradients gradients{at::zeros_like(outputs.value), {}};
-  if (outputs.entropy.defined()) gradients.entropy = at::zeros_like(outputs.entropy);
-  double total = 0.0;
-  std::vector<double> slope(samples.size());
-  for (size_t k = 0; k < samples.size(); ++k) {
-    const int64_t begin = outputs.offsets[k];
-    const int64_t length = outputs.offsets[k + 1] - begin;
-    if (length == 0) continue;
-    const double mean =
-        outputs.value.narrow(0, begin, length).to(at::kDouble).mean().item<double>();
-    const double a = draw(samples[k], 1);
-    const bool alone = scope == LossScope::kSample;
-    loss += alone ? a * std::exp(mean) : 0.0;
-    total += a * mean;
-    slope[k] = (alone ? a * std::exp(mean) : a) / static_cast<double>(length);
-    if (outputs.entropy.defined()) {
-      const double c = draw(samples[k], 2);
-      loss += c * outputs.entropy.narrow(0, begin, length).to(at::kDouble).sum().item<double>();
-      gradients.entropy.narrow(0, begin, length).fill_(c);
-    }
-  }
-  if (scope == LossScope::kMiniBatch) loss += total * total;
-  for (size_t k = 0; k < samples.size(); ++k) {
-    const int64_t begin = outputs.offsets[k];
-    gradients.value.narrow(0, begin, outputs.offsets[k + 1] - begin)
-        .fill_(scope == LossScope::kSample ? slope[k] : 2.0 * total * slope[k]);
-  }
-  return gradients;
-}
-
-// `ids` are the samples' own numbers, their places in the batch if empty.
-Outcome run(models::CausalLM& model,
-            const trie::Plan& plan,
-            LossScope scope = LossScope::kSample,
-            const std::vector<int32_t>& ids = {}) {
-  Outcome outcome;
-  model.params().ensure_grads();
-  model.params().zero_grads();
-  outcome.stats =
-      walk(model,
-           plan,
-           kHead,
-           scope,
-           [&](const std::vector<int32_t>& samples, const TokenOutputs& outputs) {
-             ++outcome.num_calls;
-             for (size_t k = 0; k < samples.size(); ++k) {
-               const int64_t begin = outputs.offsets[k];
-               const int64_t length = outputs.offsets[k + 1] - begin;
-               EXPECT_EQ(outcome.value.count(samples[k]), 0u) << "a sample comes once";
-               outcome.value[samples[k]] = outputs.value.narrow(0, begin, length).clone();
-               if (!outputs.entropy.defined()) continue;
-               outcome.entropy[samples[k]] = outputs.entropy.narrow(0, begin, length).clone();
-             }
-             std::vector<int32_t> numbers = samples;
-             for (int32_t& number : numbers) number = ids.empty() ? number : ids[number];
-             return loss_of(numbers, outputs, scope, outcome.loss);
-           });
-  for (const Param& param : model.params().params()) {
-    outcome.gradients[param.name] = param.grad.clone();
-  }
-  return outcome;
-}
-
-trie::Plan dense_plan(const std::vector<Sample>& samples) {
-  trie::PlanOptions options;
-  options.build.share = false;
-  return trie::plan(samples, options);
-}
-
-// Largest relative L2 distance of a parameter's gradient, beyond the rounding of sums that cancel.
-double largest_error(const Outcome& got, const Outcome& wanted) {
-  double largest = 0.0;
-  for (const auto& [name, want] : wanted.gradients) {
-    const double norm = want.to(at::kDouble).norm().item<double>();
-    const double error = got.gradients.at(name).sub(want).to(at::kDouble).norm().item<double>();
-    const double floor = want.scalar_type() == at::kDouble ? 1e-13 : 1e-7;
-    if (error > floor) largest = std::max(largest, (error - floor) / norm);
-  }
-  return largest;
-}
+using testing::dense_plan;
+using testing::kBf16;
+using testing::kFp32;
+using testing::kFp64;
+using testing::kHead;
+using testing::kVocab;
+using testing::largest_error;
+using testing::model_of;
+using testing::Outcome;
+using testing::run;
 
 void expect_same_bits(const std::map<std::string, at::Tensor>& a,
                       const std::map<std::string, at::Tensor>& b) {

@@ -73,7 +73,7 @@ enum class Action : uint8_t { kForward, kLoss, kRecompute, kBackward };
 
 struct Entry {
   Action action = Action::kForward;
-  int32_t block = 0;
+  int32_t block = 0;  // or round: Plan::blocks_per_round
   friend bool operator==(const Entry&, const Entry&) = default;
 };
 
@@ -98,6 +98,8 @@ struct PlanOptions {
 struct Plan {
   std::vector<Block> blocks;
   std::vector<Entry> entries;  // with no cut: {forward 0, loss 0, backward 0}
+  int64_t blocks_per_round = 1;  // n > 1: an entry is that of the blocks [n i, n (i + 1)), which n
+                                 // ranks run at one time (trie/context_plan.h)
   LogicalTokens logical;
   int64_t num_logical = 0;     // T0 of the batch
   int64_t num_unique = 0;      // T1 of the batch's trie
