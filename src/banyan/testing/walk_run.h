@@ -115,6 +115,7 @@ inline Outcome run(models::CausalLM& model,
         return loss_of(numbers, outputs, scope, outcome.loss);
       },
       /*observer=*/nullptr,
+      /*routers=*/{},
       context);
   for (const Param& param : model.params().params()) {
     outcome.gradients[param.name] = param.grad.clone();

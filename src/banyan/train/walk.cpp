@@ -1,11 +1,8 @@
 #include "banyan/train/walk.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -18,6 +15,7 @@
 #include "banyan/ops/trie_attention.h"
 #include "banyan/parallel/lockstep.h"
 #include "banyan/train/clock.h"
+#include "banyan/train/detail/logical_gradients.h"
 
 namespace banyan::train {
 namespace {
@@ -35,40 +33,12 @@ struct BlockState {
   BlockHead head;
   HeadNumbers numbers;
   bool has_head = false;
-  bool live = false;    // `body` holds activations
-  int64_t pending = 0;  // logical tokens whose gradient has not come yet
+  bool live = false;  // `body` holds activations
 };
 
 at::Tensor to_double(const at::Tensor& x) {
   return x.defined() ? x.to(at::kCPU, at::kDouble).contiguous() : at::Tensor();
 }
-
-// Logical tokens of each block in the order of the batch: [offsets[b], offsets[b + 1]) of `token`.
-struct TokensOfBlock {
-  explicit TokensOfBlock(const trie::Plan& plan)
-      : offsets(plan.blocks.size() + 1, 0), token(plan.logical.block.size()) {
-    for (const int32_t block : plan.logical.block) ++offsets[block + 1];
-    std::partial_sum(offsets.begin(), offsets.end(), offsets.begin());
-    std::vector<int64_t> next(offsets.begin(), offsets.end() - 1);
-    for (size_t u = 0; u < plan.logical.block.size(); ++u) {
-      token[next[plan.logical.block[u]]++] = static_cast<int64_t>(u);
-    }
-  }
-  std::vector<int64_t> offsets;
-  std::vector<int64_t> token;
-};
-
-// A logical token's gradient on its way to an edge or a row. Sorted by value before they are added,
-// so a sum depends neither on the order of the samples nor on the plan; a NaN stands last.
-struct Contribution {
-  int32_t target = 0;
-  double value = 0.0;
-  bool operator<(const Contribution& other) const {
-    if (target != other.target) return target < other.target;
-    if (std::isnan(value) || std::isnan(other.value)) return !std::isnan(value);
-    return value < other.value;
-  }
-};
 
 class Walk {
  public:
@@ -176,34 +146,18 @@ class Walk {
 
   void start_backward() {
     model_.params().ensure_grads();
-    tokens_ = std::make_unique<TokensOfBlock>(plan_);
-    grad_value_ = at::zeros({static_cast<int64_t>(tokens_->token.size())}, at::kDouble);
-    for (size_t b = 0; b < states_.size(); ++b) {
-      states_[b].pending = tokens_->offsets[b + 1] - tokens_->offsets[b];
-    }
+    gradients_.emplace(plan_);
   }
 
   // Puts the gradients of `samples` where their blocks find them.
   void take(const std::vector<int32_t>& samples, const TokenGradients& gradients) {
-    if (gradients.entropy.defined() && !grad_entropy_.defined()) {
-      grad_entropy_ = at::zeros_like(grad_value_);
-    }
-    int64_t begin = 0;
-    for (const int32_t s : samples) {
-      const int64_t first = plan_.logical.offsets[s];
-      const int64_t length = plan_.logical.offsets[s + 1] - first;
-      grad_value_.narrow(0, first, length).copy_(gradients.value.narrow(0, begin, length));
-      if (gradients.entropy.defined()) {
-        grad_entropy_.narrow(0, first, length).copy_(gradients.entropy.narrow(0, begin, length));
-      }
-      for (int64_t u = first; u < first + length; ++u) --states_[plan_.logical.block[u]].pending;
-      begin += length;
-    }
+    gradients_->take(samples, gradients);
   }
 
   void recompute(int32_t round) {
-    if (!context_.is_idle(round))
+    if (!context_.is_idle(round)) {
       stats.num_recomputed += context_.part(context_.own(round)).num_own();
+    }
     run_forward(round, /*keep=*/true, /*recompute=*/true);
     stats.recompute_seconds += clock_.lap();
   }
@@ -222,20 +176,18 @@ class Walk {
  private:
   void backward_of(int32_t b) {
     BlockState& state = states_[b];
-    BANYAN_ASSERT(state.live && state.pending == 0,
+    BANYAN_ASSERT(state.live && gradients_->pending(b) == 0,
                   "backward of block ",
                   b,
                   " before its forward or its losses: ",
-                  state.pending,
+                  gradients_->pending(b),
                   " tokens wait");
     clock_.lap();
     HeadGradients gradients;
-    if (has_value_head()) {
-      gradients.row = sum(b, grad_value_, /*on_edges=*/false);
-    } else {
-      gradients.edge = sum(b, grad_value_, /*on_edges=*/true);
-    }
-    if (grad_entropy_.defined()) gradients.entropy = sum(b, grad_entropy_, /*on_edges=*/false);
+    const bool on_edges = !has_value_head();
+    (on_edges ? gradients.edge : gradients.row) =
+        context_.of_part(b, gradients_->of_values(b, on_edges), on_edges);
+    gradients.entropy = context_.of_part(b, gradients_->of_entropies(b), /*on_edges=*/false);
     measure(state.body.backward_bytes() - state.body.bytes());
     state.live = false;
     if (keeper_ != nullptr) keeper_->begin(Pass::kBackward);
@@ -342,26 +294,6 @@ class Walk {
     return carry;
   }
 
-  // out[t] = sum of gradient[u] over the block's logical tokens u whose edge or row is t, for those
-  // of this rank's part.
-  at::Tensor sum(int32_t b, const at::Tensor& gradient, bool on_edges) const {
-    const trie::Edges& edges = plan_.blocks[b].edges;
-    const std::vector<int32_t>& target = on_edges ? plan_.logical.edge : plan_.logical.row;
-    const auto size = static_cast<int64_t>(on_edges ? edges.token.size() : edges.source.size());
-    const double* from = gradient.const_data_ptr<double>();
-    std::vector<Contribution> parts;
-    parts.reserve(tokens_->offsets[b + 1] - tokens_->offsets[b]);
-    for (int64_t i = tokens_->offsets[b]; i < tokens_->offsets[b + 1]; ++i) {
-      const int64_t u = tokens_->token[i];
-      parts.push_back({target[u], from[u]});
-    }
-    std::sort(parts.begin(), parts.end());
-    at::Tensor out = at::zeros({size}, at::kDouble);
-    double* to = out.data_ptr<double>();
-    for (const Contribution& part : parts) to[part.target] += part.value;
-    return context_.of_part(b, out, on_edges);
-  }
-
   // `again_bytes`: of activations that the backward in progress computes again.
   void measure(int64_t again_bytes = 0) {
     int64_t tokens = 0;
@@ -391,9 +323,7 @@ class Walk {
   ops::HeadMemory head_memory_;
   std::vector<BlockState> states_;
   ContextPass context_;
-  std::unique_ptr<TokensOfBlock> tokens_;
-  at::Tensor grad_value_;    // [all logical tokens] fp64
-  at::Tensor grad_entropy_;  // likewise, or undefined
+  std::optional<detail::LogicalGradients> gradients_;
 };
 
 // True if a backward stands in front of a forward.
@@ -413,10 +343,6 @@ std::vector<int32_t> all_samples(const trie::Plan& plan) {
   std::iota(samples.begin(), samples.end(), 0);
   return samples;
 }
-
-}  // namespace
-
-namespace {
 
 // The passes of a walk's entries, behind a pass without gradients over all blocks if there is one.
 std::string passes_of(const trie::Plan& plan, bool scored_before) {
