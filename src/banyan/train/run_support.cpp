@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "banyan/core/error.h"
-#include "banyan/parallel/tensor_parallel.h"
 #include "banyan/ops/edge_logprob.h"
+#include "banyan/parallel/tensor_parallel.h"
 #include "banyan/train/calibrate.h"
 #include "banyan/train/exchange.h"
 
