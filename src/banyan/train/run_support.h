@@ -34,8 +34,8 @@ trie::CostModel calibrated_cost(models::CausalLM& model,
 // other machines are counted too, which errs on the safe side.
 int64_t free_bytes_of_rank(at::Device device, const parallel::Collectives& ranks);
 
-// token_budget_once for `model` in `directory`, chosen by the first rank for all. Beside what `left`
-// says the probabilities that the vocabulary head keeps are set aside.
+// token_budget_once for `model` in `directory`, chosen by the first rank for all. Beside what
+// `left` says the probabilities that the vocabulary head keeps are set aside.
 int64_t chosen_token_budget(const std::string& directory,
                             const std::string& role,
                             const std::string& key,

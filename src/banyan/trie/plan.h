@@ -97,7 +97,7 @@ struct PlanOptions {
 
 struct Plan {
   std::vector<Block> blocks;
-  std::vector<Entry> entries;  // with no cut: {forward 0, loss 0, backward 0}
+  std::vector<Entry> entries;    // with no cut: {forward 0, loss 0, backward 0}
   int64_t blocks_per_round = 1;  // n > 1: an entry is that of the blocks [n i, n (i + 1)), which n
                                  // ranks run at one time (trie/context_plan.h)
   LogicalTokens logical;
