@@ -11,7 +11,7 @@ namespace {
 struct State {
   std::mutex mutex;
   int64_t open = 0;
-  std::vector<std::function<void()>> waiting;
+  std::vector<Change> waiting;
 };
 
 State& state() {
@@ -27,12 +27,12 @@ Running::Running() {
 }
 
 Running::~Running() {
-  std::vector<std::function<void()>> ready;
-  {
-    const std::lock_guard<std::mutex> lock(state().mutex);
-    if (--state().open == 0) ready.swap(state().waiting);
-  }
-  for (const std::function<void()>& change : ready) change();
+  std::vector<Change> ready;  // dropped after the lock, as what they return
+  std::vector<std::shared_ptr<const void>> dropped;
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  if (--state().open > 0) return;
+  ready.swap(state().waiting);
+  for (const Change& change : ready) dropped.push_back(change());
 }
 
 bool is_running() {
@@ -40,15 +40,14 @@ bool is_running() {
   return state().open > 0;
 }
 
-bool when_idle(std::function<void()> change) {
-  {
-    const std::lock_guard<std::mutex> lock(state().mutex);
-    if (state().open > 0) {
-      state().waiting.push_back(std::move(change));
-      return false;
-    }
+bool when_idle(Change change) {
+  std::shared_ptr<const void> dropped;  // after the lock
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  if (state().open > 0) {
+    state().waiting.push_back(std::move(change));
+    return false;
   }
-  change();
+  dropped = change();
   return true;
 }
 

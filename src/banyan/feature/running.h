@@ -9,6 +9,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 
 namespace banyan::feature {
 
@@ -23,8 +24,11 @@ class Running {
 
 bool is_running();
 
-// Calls `change`: now (true), or when the last open scope is left, in the order of these calls. It
-// must not throw, and runs without a lock held.
-bool when_idle(std::function<void()> change);
+// A short change that must not throw, open a scope or call foreign code: no scope opens while it
+// runs. It returns what is dropped when they may open again, since that may wait for other threads.
+using Change = std::function<std::shared_ptr<const void>()>;
+
+// Calls `change`: now (true), or when the last open scope is left, in the order of these calls.
+bool when_idle(Change change);
 
 }  // namespace banyan::feature

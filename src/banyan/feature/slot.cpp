@@ -108,12 +108,13 @@ SlotBase::Composed SlotBase::compose() {
   return out;
 }
 
-void SlotBase::publish(Composed composed) {
+SlotBase::Erased SlotBase::publish(Composed composed) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (composed.ticket < published_.ticket) return;  // overtaken by a later change
-  std::swap(published_, composed);                  // the old one is dropped after the lock
+  if (composed.ticket < published_.ticket) return composed.chain;  // overtaken by a later change
+  std::swap(published_, composed);
   is_changed_.store(published_.chain != nullptr, std::memory_order_release);
   generation_.fetch_add(1, std::memory_order_acq_rel);
+  return composed.chain;
 }
 
 bool SlotBase::apply() {
@@ -126,7 +127,7 @@ bool SlotBase::apply() {
     const std::lock_guard<std::mutex> lock(mutex_);
     composed_ticket_ = std::max(composed_ticket_, composed.ticket);
   }
-  return when_idle([this, composed = std::move(composed)] { publish(composed); });
+  return when_idle([this, composed = std::move(composed)] { return publish(composed); });
 }
 
 SlotOwners SlotBase::registered() const {

@@ -80,7 +80,7 @@ class SlotBase {
     int64_t ticket = 0;  // later changes have larger ones
   };
   Composed compose();
-  void publish(Composed composed);
+  Erased publish(Composed composed);  // what it replaces
 
   const std::string name_;
   std::atomic<bool> is_changed_{false};
