@@ -97,6 +97,7 @@ def write_tiny_moe(directory: Path) -> Path:
     )
     (directory / "model.safetensors").unlink()
     Qwen3MoeForCausalLM(config).save_pretrained(directory)
+    return directory
 
 
 def write_tiny_qwen(directory: Path, model_type: str = "qwen2", **sizes: int) -> Path:
