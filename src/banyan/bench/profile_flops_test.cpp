@@ -62,6 +62,30 @@ TEST_P(ProfileFlops, AreThoseOfTheClosedForm) {
   }
 }
 
+// What a backward computes again is recomputation, and neither forward nor backward.
+TEST_P(ProfileFlops, DoNotGrowWhenActivationsAreComputedAgain) {
+  using nn::RecomputeMethod;
+  const auto model = models::random_model(
+      testing::tiny_config_json(), 1, {{.dtype = at::kBFloat16, .kernels = GetParam()}, true});
+  model->params().ensure_grads();
+  const auto vocab = static_cast<int32_t>(model->shape().vocab);
+  const std::vector<Sample> samples = make_workload("P40R9n4", vocab, /*seed=*/1);
+  const trie::Plan plan = trie::plan(samples, {});
+  const nn::Recompute ways[] = {
+      {.method = RecomputeMethod::kUniform, .num_layers = 2},
+      {.method = RecomputeMethod::kBlock, .num_layers = 1},
+      {.method = RecomputeMethod::kSelective, .core_attn = true, .mlp = true}};
+  for (const nn::Recompute& way : ways) {
+    model->set_recompute(way);
+    profile::start();
+    train::probe_pass(*model, plan);
+    const Counted counted = count(profile::stop());
+    EXPECT_EQ(static_cast<double>(counted.forward + counted.backward),
+              closed_form(model->shape(), samples));
+    EXPECT_GT(counted.recompute, 0);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels,
                          ProfileFlops,
                          ::testing::Values(Kernels::kNative, Kernels::kAten),

@@ -32,9 +32,6 @@ ModelShape shape_of(const std::string& architecture, const nn::DecoderOptions& o
 std::unique_ptr<parallel::TensorParallel> cut_of(const nn::DecoderOptions& shape,
                                                  const LoadOptions& options) {
   if (parallel::is_alone(options.tensor)) return nullptr;
-  BANYAN_CHECK(shape.num_moe_layers() == 0,
-               "[parallel] tensor_model_parallel_size: wanted 1 for a model with experts, got ",
-               options.tensor->size());
   return std::make_unique<parallel::TensorParallel>(
       *options.tensor,
       options.sequence_parallel,
@@ -42,6 +39,7 @@ std::unique_ptr<parallel::TensorParallel> cut_of(const nn::DecoderOptions& shape
                              .kv_heads = shape.kv_heads,
                              .head_dim = shape.head_dim,
                              .intermediate = shape.intermediate,
+                             .expert_intermediate = shape.moe.intermediate,
                              .vocab = shape.vocab});
 }
 
@@ -51,6 +49,7 @@ nn::DecoderOptions part_of(nn::DecoderOptions shape, const parallel::TensorParal
   shape.heads = tensor->heads().count;
   shape.kv_heads = tensor->kv_heads().count;
   shape.intermediate = tensor->intermediate().count;
+  shape.moe.intermediate = tensor->expert_intermediate().count;
   shape.vocab = tensor->vocab().count;
   shape.tensor = tensor;
   return shape;

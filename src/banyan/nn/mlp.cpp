@@ -61,11 +61,10 @@ at::Tensor Mlp::backward(const LayerContext& /*context*/, const at::Tensor& dy, 
   {
     const at::Tensor dy_rows = parallel::gather_rows(tensor_, dy);
     ops::SwigluGradients act =
-        ops::swiglu_backward(down_.backward_input(dy_rows), saved.gate_up, options_);
+        ops::swiglu_backward(down_.backward_input(dy_rows), std::move(saved.gate_up), options_);
     down_.backward_weight(dy_rows, act.y);
     dgate_up = std::move(act.gate_up);
   }
-  saved.gate_up = at::Tensor();
   if (!h.defined()) h = normed(saved.x);
   const at::Tensor dh = parallel::sum_rows(tensor_, gate_up_.backward(dgate_up, h));
   return ops::rms_norm_backward(

@@ -27,6 +27,7 @@ Moe::Moe(ParamTable& table,
       norm_eps_(shape.norm_eps),
       num_experts_(shape.moe.num_experts),
       ranks_(parallel::is_alone(shape.moe.ranks) ? nullptr : shape.moe.ranks),
+      tensor_(shape.tensor),
       router_{.num_chosen = shape.moe.num_chosen,
               .renormalise = shape.moe.renormalise,
               .in_double = shape.moe.router_in_double},
@@ -70,9 +71,15 @@ at::Tensor Moe::experts_forward(const at::Tensor& h,
   return out;
 }
 
+at::Tensor Moe::normed(const LayerContext& context, const at::Tensor& x) const {
+  return parallel::gather_rows(tensor_,
+                               ops::rms_norm_forward(x, norm_.compute(), norm_eps_, options_),
+                               context.positions.numel());
+}
+
 at::Tensor Moe::forward(const LayerContext& context, const at::Tensor& x, Saved* saved) const {
   const profile::Scope timed("feed-forward half");
-  const at::Tensor h = ops::rms_norm_forward(x, norm_.compute(), norm_eps_, options_);
+  const at::Tensor h = normed(context, x);
   const ops::Routing routing = ops::route(h, gate_.compute(), router_, options_);
   if (context.routers != nullptr && context.routers->is_counting()) {
     context.routers->count(context.layer, routing, context.attention.multiplicity());
@@ -87,7 +94,11 @@ at::Tensor Moe::forward(const LayerContext& context, const at::Tensor& x, Saved*
     out = exchange.to_tokens(
         experts_forward(exchange.to_experts(out), exchange.offsets(), /*gate_up=*/nullptr));
   }
-  at::Tensor y = ops::unpermute(out, rows, ops::routing_weights(routing, router_), x, options_);
+  const at::Tensor weight = ops::routing_weights(routing, router_);
+  at::Tensor y =
+      tensor_ == nullptr
+          ? ops::unpermute(out, rows, weight, /*residual=*/x, options_)
+          : tensor_->sum_rows(ops::unpermute(out, rows, weight, /*residual=*/{}, options_)).add_(x);
   if (saved) *saved = {x, std::move(gate_up), routing.logits, routing.choice};
   return y;
 }
@@ -107,9 +118,8 @@ Moe::RowGradients Moe::experts_backward(const Rows& rows,
   at::Tensor dgate_up;
   {
     const at::Tensor g = ops::grouped_linear_backward_input(rows.dy, offsets, compute_of(down_));
-    ops::SwigluGradients act =
-        ops::swiglu_backward(ops::scale_rows(g, rows.weight, options_), gate_up, options_);
-    gate_up = at::Tensor();
+    ops::SwigluGradients act = ops::swiglu_backward(
+        ops::scale_rows(g, rows.weight, options_), std::move(gate_up), options_);
     out.weight = ops::dot_rows(g, act.y, options_);
     ops::grouped_linear_backward_weight(rows.dy,
                                         ops::scale_rows(act.y, rows.weight, options_),
@@ -125,7 +135,7 @@ Moe::RowGradients Moe::experts_backward(const Rows& rows,
 
 at::Tensor Moe::backward(const LayerContext& context, const at::Tensor& dy, Saved saved) {
   const profile::Scope timed("feed-forward half");
-  const at::Tensor h = ops::rms_norm_forward(saved.x, norm_.compute(), norm_eps_, options_);
+  const at::Tensor h = normed(context, saved.x);
   ops::Routing routing{saved.router_logits, saved.choice};
   if (!routing.logits.defined()) {
     const profile::PhaseScope phase(profile::Phase::kRecompute);
@@ -133,7 +143,7 @@ at::Tensor Moe::backward(const LayerContext& context, const at::Tensor& dy, Save
   }
   const ops::ExpertRows rows = ops::sort_by_expert(routing.choice, num_experts_);
   Rows own{ops::permute(h, rows),
-           ops::permute(dy, rows),
+           ops::permute(parallel::gather_rows(tensor_, dy, h.size(0)), rows),
            ops::weight_of_rows(ops::routing_weights(routing, router_), rows, options_.dtype)};
   RowGradients grads;
   if (ranks_ == nullptr) {
@@ -145,6 +155,7 @@ at::Tensor Moe::backward(const LayerContext& context, const at::Tensor& dy, Save
     grads = experts_backward(own, exchange.offsets(), {});
     grads = {exchange.to_tokens(grads.h), exchange.to_tokens(grads.weight)};
   }
+  if (tensor_ != nullptr) tensor_->ranks().all_reduce_sum(grads.weight);
   std::optional<ops::RouterPenalty> penalty;
   if (context.routers != nullptr) {
     penalty = context.routers->penalty(context.layer, context.attention.multiplicity(), routing);
@@ -154,8 +165,10 @@ at::Tensor Moe::backward(const LayerContext& context, const at::Tensor& dy, Save
           routing, ops::to_choices(grads.weight, rows), router_, penalty ? &*penalty : nullptr)
           .to(options_.dtype);
   ops::linear_backward_weight(dlogits, h, gate_.grad(), /*grad_bias=*/{}, options_);
-  at::Tensor dh = ops::unpermute(grads.h, rows, /*weight=*/{}, /*residual=*/{}, options_);
-  dh.add_(ops::linear_backward_input(dlogits, gate_.compute()));
+  at::Tensor dh = parallel::sum_rows(
+      tensor_, ops::unpermute(grads.h, rows, /*weight=*/{}, /*residual=*/{}, options_));
+  const at::Tensor of_router = ops::linear_backward_input(dlogits, gate_.compute());
+  dh.add_(tensor_ == nullptr ? of_router : tensor_->own_rows(of_router));
   return ops::rms_norm_backward(
       dh, saved.x, norm_.compute(), norm_eps_, norm_.grad(), options_, dy);
 }

@@ -14,6 +14,9 @@
 // alone, rows go to them and what they give comes back to where the row was, so a token's sum has
 // the bits of one process. Nothing is kept of the rows that came: the backward sends them once
 // more, so it does not matter in which order the ranks' backwards follow each other.
+//
+// Over ranks of tensor parallel each holds a run of every expert's columns F; all choose alike, and
+// what their runs give is added like the products of one network.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,6 +31,7 @@
 #include "banyan/ops/expert_rows.h"
 #include "banyan/ops/grouped_linear.h"
 #include "banyan/parallel/expert_exchange.h"
+#include "banyan/parallel/tensor_parallel.h"
 
 namespace banyan::nn {
 
@@ -48,6 +52,8 @@ class Moe final : public FeedForward {
   void idle_backward() override;
 
  private:
+  // All rows of N1 x.
+  at::Tensor normed(const LayerContext& context, const at::Tensor& x) const;
   ops::ExpertWeights compute_of(const std::vector<std::unique_ptr<Weight>>& weights) const;
 
   // Rows [R, E] of the experts held here, sorted by expert, through them; `gate_up` is left there
@@ -72,7 +78,8 @@ class Moe final : public FeedForward {
   ComputeOptions options_;
   double norm_eps_;
   int64_t num_experts_;
-  parallel::Collectives* ranks_;  // that hold the other experts; null: all are here
+  parallel::Collectives* ranks_;            // that hold the other experts; null: all are here
+  const parallel::TensorParallel* tensor_;  // ranks that hold the rest of each; null: none
   ops::RouterOptions router_;
   Vector norm_;
   Weight gate_;

@@ -302,6 +302,29 @@ TEST(Swiglu, EqualsTheReferenceForwardAndBackward) {
   }
 }
 
+TEST(Swiglu, BackwardTakesTheMemoryThatItIsHandedAndNoOther) {
+  const at::Tensor kept_x = bf16(normal({5, 2 * 40}, 1));
+  const at::Tensor kept_dy = bf16(normal({5, 40}, 2));
+  const SwigluGradients plain = swiglu_backward(kept_dy, kept_x, kNativeBf16);
+  EXPECT_TRUE(same_bits(kept_x, bf16(normal({5, 2 * 40}, 1))));
+  EXPECT_TRUE(same_bits(kept_dy, bf16(normal({5, 40}, 2))));
+
+  at::Tensor x = kept_x.clone();
+  at::Tensor dy = kept_dy.clone();
+  const void* of_x = x.data_ptr();
+  const void* of_dy = dy.data_ptr();
+  const SwigluGradients in_place = swiglu_backward(std::move(dy), std::move(x), kNativeBf16);
+  EXPECT_EQ(in_place.gate_up.data_ptr(), of_x);
+  EXPECT_EQ(in_place.y.data_ptr(), of_dy);
+  EXPECT_TRUE(same_bits(in_place.gate_up, plain.gate_up));
+  EXPECT_TRUE(same_bits(in_place.y, plain.y));
+
+  // A view is handed over, its memory is not.
+  const at::Tensor whole = kept_x.clone();
+  swiglu_backward(kept_dy.clone(), whole.slice(0, 0, 5), kNativeBf16);
+  EXPECT_TRUE(same_bits(whole, kept_x));
+}
+
 TEST(Swiglu, ExtremeGatesStayFinite) {
   const at::Tensor x = at::tensor({300.0, -300.0, 2.0, 2.0}, at::kDouble).view({1, 4});
   const at::Tensor y = swiglu_forward(bf16(x), kNativeBf16).to(at::kDouble);

@@ -236,12 +236,10 @@ at::Tensor swiglu_forward(const at::Tensor& gate_up, const ComputeOptions& optio
                      gate_up);
 }
 
-SwigluGradients swiglu_backward(const at::Tensor& dy,
-                                const at::Tensor& gate_up,
-                                const ComputeOptions& options) {
+SwigluGradients swiglu_backward(at::Tensor dy, at::Tensor gate_up, const ComputeOptions& options) {
   const auto op = swiglu_slot().changed();
   if (!op) [[likely]]
-    return detail::swiglu_backward(dy, gate_up, options);
+    return detail::swiglu_backward(std::move(dy), std::move(gate_up), options);
   const SwigluGradients out = op->backward(dy, gate_up, options);
   return {slot_result(swiglu_slot(), "d(gate_up)", out.gate_up, gate_up.sizes(), gate_up),
           slot_result(swiglu_slot(), "y", out.y, dy.sizes(), gate_up)};

@@ -15,9 +15,8 @@ struct SwigluGradients {
   at::Tensor gate_up;  // [T, 2F]
   at::Tensor y;        // [T, F]: what the forward gave, which a weight gradient wants
 };
-// dy [T, F] -> d(gate_up), and y again in the same pass.
-SwigluGradients swiglu_backward(const at::Tensor& dy,
-                                const at::Tensor& gate_up,
-                                const ComputeOptions& options);
+// dy [T, F] -> d(gate_up), and y again in the same pass. The results take the memory of gate_up and
+// dy where the caller hands these over (std::move) and nobody else holds them.
+SwigluGradients swiglu_backward(at::Tensor dy, at::Tensor gate_up, const ComputeOptions& options);
 
 }  // namespace banyan::ops

@@ -103,29 +103,43 @@ double grad_norm(const ParamTable& params) { return std::sqrt(sum_of_squares(par
 AdamW::AdamW(ParamTable& params,
              const AdamWOptions& options,
              parallel::Collectives* ranks,
-             parallel::Collectives* model)
+             parallel::Collectives* model,
+             parallel::Collectives* experts)
     : params_(params), model_(model), options_(options) {
   check_options(options);
-  const std::vector<at::Tensor> masters = parallel::masters_of(params);
   if (!parallel::is_alone(ranks)) {
     ranks_ = ranks;
-    slices_ = parallel::slices_of(params, ranks->size(), parallel::kBucketElements);
-    own_ = slices_.owned(ranks->rank());
-    for (const parallel::Range& range : own_) {
-      m_.push_back(at::zeros_like(parallel::view_of(masters[range.tensor], range)));
-      v_.push_back(at::zeros_like(m_.back()));
-    }
+    share_out(*ranks, /*dealt=*/false);
+    if (experts != nullptr) share_out(*experts, /*dealt=*/true);
+    BANYAN_ASSERT(experts != nullptr || parallel::params_with_copies(params, true).empty(),
+                  "AdamW: nobody says who holds the same experts");
     return;
   }
-  for (size_t i = 0; i < masters.size(); ++i) {
-    own_.push_back({i, 0, masters[i].numel()});
-    m_.push_back(at::zeros_like(masters[i]));
-    v_.push_back(at::zeros_like(masters[i]));
+  for (size_t i = 0; i < params.params().size(); ++i) {
+    const at::Tensor& master = params.params()[i].master;
+    own_.push_back({i, 0, master.numel()});
+    m_.push_back(at::zeros_like(master));
+    v_.push_back(at::zeros_like(master));
   }
 }
 
+void AdamW::share_out(parallel::Collectives& ranks, bool dealt) {
+  Copies copies{&ranks, parallel::params_with_copies(params_, dealt), {}};
+  copies.slices =
+      parallel::slices_of(params_, copies.params, ranks.size(), parallel::kBucketElements);
+  for (parallel::Range range : copies.slices.owned(ranks.rank())) {
+    range.tensor = copies.params[range.tensor];
+    own_.push_back(range);
+    m_.push_back(at::zeros_like(parallel::view_of(params_.params()[range.tensor].master, range)));
+    v_.push_back(at::zeros_like(m_.back()));
+  }
+  copies_.push_back(std::move(copies));
+}
+
 void AdamW::reduce_gradients() {
-  if (is_sharded()) slices_.reduce(parallel::gradients_of(params_), *ranks_);
+  for (const Copies& copies : copies_) {
+    copies.slices.reduce(parallel::gradients_of(params_, copies.params), *copies.ranks);
+  }
 }
 
 double AdamW::grad_norm() {
@@ -146,8 +160,13 @@ void AdamW::gather_moments() {
     parallel::view_of(whole_m_[own_[i].tensor], own_[i]).copy_(m_[i]);
     parallel::view_of(whole_v_[own_[i].tensor], own_[i]).copy_(v_[i]);
   }
-  slices_.gather(whole_m_, *ranks_);
-  slices_.gather(whole_v_, *ranks_);
+  for (const Copies& copies : copies_) {
+    for (const std::vector<at::Tensor>* moments : {&whole_m_, &whole_v_}) {
+      std::vector<at::Tensor> theirs;
+      for (const size_t i : copies.params) theirs.push_back((*moments)[i]);
+      copies.slices.gather(theirs, *copies.ranks);
+    }
+  }
 }
 
 std::vector<at::Tensor> AdamW::held_moments() const {
@@ -213,7 +232,9 @@ void AdamW::step(double lr, double grad_scale) {
     }
     if (stepped_) stepped_(param);
   }
-  if (is_sharded()) slices_.gather(parallel::masters_of(params_), *ranks_);
+  for (const Copies& copies : copies_) {
+    copies.slices.gather(parallel::masters_of(params_, copies.params), *copies.ranks);
+  }
 }
 
 }  // namespace banyan::optim

@@ -5,6 +5,7 @@
 // numbers (parallel/flat_slices.h), holds their moments, steps them and tells them to the others
 // (ZeRO-1): 8 / n bytes of moments per parameter, and the numbers of one process. Where a copy of
 // the model lies in parts on several ranks, each steps its parts, and the norm is that of all.
+// Experts that are dealt out are shared like that among the ranks that hold the same ones.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,10 +36,12 @@ class AdamW {
   // `ranks` hold copies of the model and call every function marked (all) together; null: this
   // process alone.
   // `model` are the ranks that hold the other parts of this copy of the model; null: all is here.
+  // `experts`: those of `ranks` that hold the same dealt-out experts (Param::is_dealt).
   AdamW(ParamTable& params,
         const AdamWOptions& options,
         parallel::Collectives* ranks = nullptr,
-        parallel::Collectives* model = nullptr);
+        parallel::Collectives* model = nullptr,
+        parallel::Collectives* experts = nullptr);
 
   bool is_sharded() const { return ranks_ != nullptr; }
   // For parameters that are one rank's part of a model (parallel/fsdp.h): the norm is that of the
@@ -70,11 +73,19 @@ class AdamW {
   std::vector<at::Tensor> held_moments() const;
 
  private:
+  // Parameters of which `ranks` hold copies, and who of them owns which numbers.
+  struct Copies {
+    parallel::Collectives* ranks;
+    std::vector<size_t> params;
+    parallel::FlatSlices slices;
+  };
+  void share_out(parallel::Collectives& ranks, bool dealt);
+
   ParamTable& params_;
   parallel::Collectives* ranks_ = nullptr;
   parallel::Collectives* norm_ranks_ = nullptr;
   parallel::Collectives* model_ = nullptr;
-  parallel::FlatSlices slices_;
+  std::vector<Copies> copies_;        // over several ranks: common parameters, and dealt-out ones
   std::vector<parallel::Range> own_;  // what this rank steps; one process: every parameter
   AdamWOptions options_;
   int64_t num_steps_ = 0;

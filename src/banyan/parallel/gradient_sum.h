@@ -8,10 +8,17 @@
 
 namespace banyan::parallel {
 
-// The stream of a model's parameters.
-FlatSlices slices_of(const ParamTable& params, int64_t num_ranks, int64_t bucket_elements);
-std::vector<at::Tensor> gradients_of(const ParamTable& params);
-std::vector<at::Tensor> masters_of(const ParamTable& params);
+// Parameters of which the same ranks hold copies: those of experts that are dealt out, or all
+// others, by their places in the table.
+std::vector<size_t> params_with_copies(const ParamTable& params, bool dealt);
+
+// Their stream, gradients and masters.
+FlatSlices slices_of(const ParamTable& params,
+                     const std::vector<size_t>& which,
+                     int64_t num_ranks,
+                     int64_t bucket_elements);
+std::vector<at::Tensor> gradients_of(const ParamTable& params, const std::vector<size_t>& which);
+std::vector<at::Tensor> masters_of(const ParamTable& params, const std::vector<size_t>& which);
 
 // grad <- sum over all ranks of grad, for every parameter, in rank order, so that the sums depend
 // neither on the buckets nor on the run. All ranks need gradients of the same shapes. Moves

@@ -59,6 +59,9 @@ TensorParallel::TensorParallel(Collectives& ranks,
   const int64_t size = ranks.size();
   check_enough("intermediate_size", whole.intermediate, size);
   check_enough("vocab_size", whole.vocab, size);
+  if (whole.expert_intermediate > 0) {
+    check_enough("moe_intermediate_size", whole.expert_intermediate, size);
+  }
   const int64_t queries = whole.heads / whole.kv_heads;  // per kv head
   if (shares_kv_heads()) {
     check_enough("num_attention_heads", whole.heads, size);
@@ -77,6 +80,7 @@ TensorParallel::TensorParallel(Collectives& ranks,
     heads_ = {kv_heads_.begin * queries, kv_heads_.count * queries};
   }
   intermediate_ = even_part(whole.intermediate, size, ranks.rank());
+  expert_intermediate_ = even_part(whole.expert_intermediate, size, ranks.rank());
   vocab_ = even_part(whole.vocab, size, ranks.rank());
 }
 
@@ -89,16 +93,14 @@ Cut TensorParallel::cut_of(const std::string& name) const {
   if (is_one_of(name, {"self_attn.o_proj.weight"})) {
     return {1, heads_.begin * d, whole_.heads * d};
   }
+  const bool is_expert = name.find(".mlp.experts.") != std::string::npos;
+  const Part& run = is_expert ? expert_intermediate_ : intermediate_;
+  const int64_t width = is_expert ? whole_.expert_intermediate : whole_.intermediate;
   if (is_one_of(name,
-                {"mlp.gate_proj.weight",
-                 "mlp.gate_proj.bias",
-                 "mlp.up_proj.weight",
-                 "mlp.up_proj.bias"})) {
-    return {0, intermediate_.begin, whole_.intermediate};
+                {".gate_proj.weight", ".gate_proj.bias", ".up_proj.weight", ".up_proj.bias"})) {
+    return {0, run.begin, width};
   }
-  if (is_one_of(name, {"mlp.down_proj.weight"})) {
-    return {1, intermediate_.begin, whole_.intermediate};
-  }
+  if (is_one_of(name, {".down_proj.weight"})) return {1, run.begin, width};
   if (is_one_of(name, {"model.embed_tokens.weight", "lm_head.weight"})) {
     return {0, vocab_.begin, whole_.vocab};
   }

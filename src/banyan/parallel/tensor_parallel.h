@@ -3,7 +3,8 @@
 //   q_proj                    rows of its query heads        o_proj      the columns of these heads
 //   k_proj, v_proj            rows of its kv heads           down_proj   columns of its run of F
 //   gate_proj, up_proj        rows of its run of F           embed_tokens, lm_head   rows of its
-//   tokens; norms, biases of o and down, a value head: all of it, equal on every rank
+//   tokens; norms, biases of o and down, a value head, routers: all of it, equal on every rank
+// Of experts likewise, with the runs of their own F: every rank has a part of each expert.
 //
 // Whole kv heads are dealt out as evenly as may be, with the query heads that read them. Where
 // there are fewer kv heads than ranks, n ranks hold the same kv head and share its query heads: its
@@ -43,6 +44,7 @@ struct DecoderSizes {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t intermediate = 0;
+  int64_t expert_intermediate = 0;  // 0: no experts
   int64_t vocab = 0;
 };
 
@@ -54,6 +56,7 @@ class TensorParallel {
   const Part& heads() const { return heads_; }
   const Part& kv_heads() const { return kv_heads_; }
   const Part& intermediate() const { return intermediate_; }
+  const Part& expert_intermediate() const { return expert_intermediate_; }
   const Part& vocab() const { return vocab_; }
   int64_t whole_vocab() const { return whole_.vocab; }
   Collectives& ranks() const { return *ranks_; }
@@ -91,6 +94,7 @@ class TensorParallel {
   Part heads_;
   Part kv_heads_;
   Part intermediate_;
+  Part expert_intermediate_;
   Part vocab_;
 };
 

@@ -96,7 +96,7 @@ std::unique_ptr<optim::AdamW> make_optimizer(const OptimConfig& optim,
                                              parallel::Groups& groups) {
   if (model.params().keeper() == nullptr) {
     return std::make_unique<optim::AdamW>(
-        model.params(), adamw_options(optim), &groups.data, &groups.model);
+        model.params(), adamw_options(optim), &groups.data, &groups.model, &groups.expert_data);
   }
   auto optimizer = std::make_unique<optim::AdamW>(model.params().owned(), adamw_options(optim));
   optimizer->norm_over(&groups.shard);

@@ -12,4 +12,11 @@
 #define BANYAN_MULTIVERSION
 #endif
 
+// In front of a loop none of whose iterations reads what another writes.
+#if defined(__clang__)
+#define BANYAN_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define BANYAN_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 #define BANYAN_INLINE inline __attribute__((always_inline))

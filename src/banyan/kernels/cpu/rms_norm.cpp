@@ -30,6 +30,26 @@ BANYAN_INLINE float inverse_rms(const uint16_t* __restrict x, int64_t n, float e
   return 1.0f / __builtin_sqrtf(lanes.sum() / static_cast<float>(n) + eps);
 }
 
+// A caller passes a pointer or null, so that no choice is left in the loop, which would then stay
+// without vectors.
+BANYAN_INLINE void finish_row(int64_t n,
+                              float r,
+                              float mean,
+                              const uint16_t* __restrict grad,
+                              const uint16_t* __restrict in,
+                              const uint16_t* __restrict weight,
+                              const uint16_t* __restrict past,
+                              uint16_t* __restrict out,
+                              float* __restrict partial) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float d = bf16_to_f32(grad[i]);
+    const float normed = bf16_to_f32(in[i]) * r;
+    const float g = fma(-normed, mean, d * bf16_to_f32(weight[i]));
+    out[i] = f32_to_bf16(past == nullptr ? r * g : fma(r, g, bf16_to_f32(past[i])));
+    partial[i] = fma(d, bf16_to_f32(f32_to_bf16(normed)), partial[i]);
+  }
+}
+
 }  // namespace
 
 BANYAN_MULTIVERSION
@@ -80,13 +100,10 @@ void rms_norm_backward_rows(int64_t rows,
       lanes.at[i - whole] = fma(g, bf16_to_f32(in[i]) * r, lanes.at[i - whole]);
     }
     const float mean = lanes.sum() / static_cast<float>(n);
-    const uint16_t* past = residual == nullptr ? nullptr : residual + row * n;
-    for (int64_t i = 0; i < n; ++i) {
-      const float d = bf16_to_f32(grad[i]);
-      const float normed = bf16_to_f32(in[i]) * r;
-      const float g = fma(-normed, mean, d * bf16_to_f32(weight[i]));
-      out[i] = f32_to_bf16(past == nullptr ? r * g : fma(r, g, bf16_to_f32(past[i])));
-      partial[i] = fma(d, bf16_to_f32(f32_to_bf16(normed)), partial[i]);
+    if (residual == nullptr) {
+      finish_row(n, r, mean, grad, in, weight, nullptr, out, partial);
+    } else {
+      finish_row(n, r, mean, grad, in, weight, residual + row * n, out, partial);
     }
   }
 }

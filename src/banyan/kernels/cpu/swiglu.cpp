@@ -26,19 +26,21 @@ void swiglu_rows(int64_t rows,
   }
 }
 
+// Each output stands where an input of the same element may stand, so no element waits for another.
 BANYAN_MULTIVERSION
 void swiglu_backward_rows(int64_t rows,
                           int64_t n,
-                          const uint16_t* __restrict dy,
-                          const uint16_t* __restrict gate_up,
-                          uint16_t* __restrict grad,
-                          uint16_t* __restrict y) {
+                          const uint16_t* dy,
+                          const uint16_t* gate_up,
+                          uint16_t* grad,
+                          uint16_t* y) {
   for (int64_t row = 0; row < rows; ++row) {
     const uint16_t* gates = gate_up + row * 2 * n;
     const uint16_t* ups = gates + n;
     const uint16_t* in = dy + row * n;
     uint16_t* out = grad + row * 2 * n;
     uint16_t* again = y + row * n;
+    BANYAN_INDEPENDENT
     for (int64_t i = 0; i < n; ++i) {
       const float gate = bf16_to_f32(gates[i]);
       const float up = bf16_to_f32(ups[i]);

@@ -13,7 +13,7 @@ void swiglu(int64_t tokens, int64_t n, const uint16_t* gate_up, uint16_t* y);
 void swiglu_rows(int64_t tokens, int64_t n, const uint16_t* gate_up, uint16_t* y);
 
 // dy [tokens, n], gate_up [tokens, 2 n] -> grad [tokens, 2 n] and, with the bits of swiglu, y
-// [tokens, n] again; bf16.
+// [tokens, n] again; bf16. grad may be gate_up itself, and y dy.
 void swiglu_backward(int64_t tokens,
                      int64_t n,
                      const uint16_t* dy,
