@@ -176,7 +176,7 @@ py::dict run_accumulate(models::CausalLM& model,
   check_lists("weights", batch.weight, batch);
   const std::shared_ptr<parallel::Groups> groups = groups_from(ranks);
   train::Layout layout = layout_of(config);
-  layout.ranks = &groups->data;
+  train::set_ranks(config, *groups, layout);
   train::UpdateResult result;
   {
     py::gil_scoped_release release;

@@ -18,7 +18,7 @@ VOCAB = 288
 STEPS, RATE = 3, 1e-3
 
 
-def config(sharing: str, budget: int) -> str:
+def config(sharing: str, budget: int, *more: str) -> str:
     from banyan.config.resolve import resolve
 
     overrides = [
@@ -29,6 +29,7 @@ def config(sharing: str, budget: int) -> str:
         f"actor_rollout_ref.sharing.mode={sharing}",
         f"actor_rollout_ref.sharing.max_tokens_per_block={budget}",
         "actor_rollout_ref.actor.entropy_coeff=0.01",
+        *more,
     ]
     tree = resolve(overrides).tree
     tree["_shell"] = {"num_train_rows": 1, "stop_ids": [0], "model_dir": "unused"}

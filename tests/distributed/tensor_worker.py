@@ -23,7 +23,7 @@ FORMS = {
 }
 
 
-def train(core, directory, dtype, settings, groups, sequence_parallel):
+def train(core, directory, dtype, settings, groups, sequence_parallel=False):
     """Loss and whole gradients of the first step, whole weight changes of three steps of AdamW."""
     model = core.Model.load(
         directory, dtype, with_backward=True, groups=groups, sequence_parallel=sequence_parallel
@@ -64,7 +64,7 @@ def main() -> None:
                     if not ranks.is_first:
                         continue
                     if case not in alone:
-                        alone[case] = train(core, *case, core.Groups(None), False)
+                        alone[case] = train(core, *case, core.Groups(None))
                     whole = alone[case]
                     facts = {
                         "case": f"{dtype} {directory.name} {form} sp={sequence_parallel} sharing={sharing}",

@@ -176,10 +176,10 @@ def test_what_several_processes_cannot_do_is_refused_by_name(tmp_path, arguments
         "actor_rollout_ref.rollout.server_urls: wanted none with several processes" in done.stdout
     )
     # Ways to split a model that are not built.
-    change = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"
+    change = "actor_rollout_ref.rollout.pipeline_model_parallel_size=2"
     alone = run([sys.executable, *MAIN, *arguments, change, there])
     assert alone.returncode == 2
-    assert "ulysses_sequence_parallel_size: wanted 1, got 2: this way of splitting" in alone.stdout
+    assert "pipeline_model_parallel_size: wanted 1, got 2: this way of splitting" in alone.stdout
 
 
 @pytest.mark.slow

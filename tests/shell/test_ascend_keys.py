@@ -48,6 +48,8 @@ HONOURED = [
     (f"{M}.optimizer_offload", "true"),
     (f"{M}.tensor_model_parallel_size", "2"),
     (f"{M}.sequence_parallel", "true"),
+    (f"{M}.context_parallel_size", "2"),
+    (f"{A}.ulysses_sequence_parallel_size", "2"),
     (f"{O}.recompute_granularity", "full"),
     (f"{O}.recompute_method", "uniform"),
     (f"{O}.recompute_num_layers", "1"),
@@ -116,7 +118,6 @@ ENGINE = [
 ]
 # (key, a value that banyan cannot give, a value that it takes)
 REFUSED = [
-    (f"{A}.ulysses_sequence_parallel_size", "2", "1"),
     (f"{A}.router_replay.mode", "R2", "disabled"),
     (f"{R}.enable_rollout_routing_replay", "true", "false"),
     (f"{R}.quantization", "fp8", "null"),
@@ -125,9 +126,8 @@ REFUSED = [
     (f"{M}.pipeline_model_parallel_size", "2", "1"),
     (f"{M}.expert_model_parallel_size", "2", "1"),
     (f"{M}.expert_tensor_parallel_size", "2", "null"),
-    (f"{M}.context_parallel_size", "2", "1"),
-    (f"{O}.context_parallel_size", "2", "1"),
-    (f"{A}.context_parallel_size", "2", "false"),
+    (f"{O}.context_parallel_algo", "hybrid_cp_algo", "kvallgather_cp_algo"),
+    ("actor_rollout_ref.sharing.cp", "subtree", "allgather"),
     (f"{M}.use_dist_checkpointing", "true", "false"),
     (f"{M}.dist_checkpointing_path", "folder", "null"),
     (f"{O}.num_layers_in_first_pipeline_stage", "3", "null"),
@@ -217,6 +217,38 @@ def test_two_homes_must_agree():
     )
     two = ("fused_permute_unpermute", "use_fused_moe_token_permute_and_unpermute")
     assert "wanted one value" in error_of(f"+{O}.{two[0]}=true", f"+{O}.{two[1]}=false")
+
+
+@pytest.mark.parametrize(
+    ("place", "leaf"),
+    [
+        (f"{O}.context_parallel_size", "megatron.context_parallel_size"),
+        (f"{A}.context_parallel_size", "megatron.context_parallel_size"),
+        (f"{F}.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size"),
+    ],
+)
+def test_a_size_of_context_parallel_may_stand_in_any_of_its_places(place, leaf):
+    homes = [f"{role}.{leaf}" for role in (A, "actor_rollout_ref.ref", "critic")]
+    config = resolved(f"+{place}=2")
+    assert [config[home] for home in homes] == [2, 2, 2]
+    assert f"{place}: read as {homes[0]}" in config.notes
+    both = resolved(f"+{place}=2", f"+{homes[0]}=2")
+    assert [both[home] for home in homes] == [2, 2, 2]
+    assert "wanted one value, got 4 and 2" in error_of(f"+{place}=2", f"+{homes[0]}=4")
+    assert resolved(f"+{place}={'false' if place.startswith(A + '.context') else 1}")[homes[0]] == 1
+
+
+def test_mindspeeds_word_for_heads():
+    config = resolved(
+        f"+{M}.context_parallel_size=2", f"+{O}.context_parallel_algo=ulysses_cp_algo"
+    )
+    for role in (A, "actor_rollout_ref.ref", "critic"):
+        assert config[f"{role}.megatron.context_parallel_size"] == 1
+        assert config[f"{role}.ulysses_sequence_parallel_size"] == 2
+    ranges = resolved(
+        f"+{M}.context_parallel_size=2", f"+{O}.context_parallel_algo=megatron_cp_algo"
+    )
+    assert ranges[f"{M}.context_parallel_size"] == 2
 
 
 def test_flash_attention_cannot_be_off_on_an_npu():

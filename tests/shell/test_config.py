@@ -117,7 +117,7 @@ def test_a_removed_key_becomes_null_where_it_may():
         ("actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode", "bypass_mode=true (T35)"),
         ("trainer=3", "it is a section"),
         (
-            "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+            "actor_rollout_ref.rollout.pipeline_model_parallel_size=2",
             "wanted 1, got 2: this way of splitting a model is not built yet",
         ),
         ("critic.cliprange_value=0", "critic.cliprange_value: wanted a number > 0, got 0"),
@@ -168,7 +168,7 @@ def test_a_key_without_default_is_asked_for():
 
 def test_a_refused_key_may_carry_verls_default():
     config = tree_of(
-        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1", "critic.optim.lr=1e-5"
+        "actor_rollout_ref.rollout.pipeline_model_parallel_size=1", "critic.optim.lr=1e-5"
     )
     assert config.notes == []
 

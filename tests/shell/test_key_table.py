@@ -41,6 +41,8 @@ FIELD_KEYS = {
     "ref_megatron_param_offload": "actor_rollout_ref.ref.megatron.param_offload",
     "ref_tensor_model_parallel_size": "actor_rollout_ref.ref.megatron.tensor_model_parallel_size",
     "ref_sequence_parallel": "actor_rollout_ref.ref.megatron.sequence_parallel",
+    "ref_context_parallel_size": "actor_rollout_ref.ref.megatron.context_parallel_size",
+    "ref_ulysses_sequence_parallel_size": "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
     "critic_gradient_checkpointing": "critic.model.enable_gradient_checkpointing",
     "sharing_margin": "actor_rollout_ref.sharing.margin",
     "train_batch_size": "data.train_batch_size",

@@ -1,7 +1,8 @@
 """Other spellings of verl's keys in the documents of verl, MindSpeed and prefix-0501, and settings with two homes.
 
 MindSpeed takes some settings in `megatron.override_transformer_config` that verl has in `megatron`. Either place
-suffices; two values that differ are an error, never a silent choice.
+suffices; two values that differ are an error, never a silent choice. Sizes of context parallel may stand in any of
+their places, 1 standing for nothing said; roles that say nothing follow the actor.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _OVERRIDE = "override_transformer_config"
 # Node or key as some documents spell it -> as verl has it.
 _SPELLINGS = {
     "actor_rollout_ref.model.megatron": f"{_ACTOR}.megatron",
-    f"{_ACTOR}.context_parallel_size": f"{_ACTOR}.megatron.context_parallel_size",
+    f"{_ACTOR}.context_parallel_size": f"{_ACTOR}.megatron.context_parallel_size",  # see _SIZES
     # Recompute in verl's first Megatron configurations.
     **{
         f"{model}.gradient_checkpointing_kwargs.activations_checkpoint_{key}": (
@@ -29,7 +30,18 @@ _SPELLINGS = {
         for key in ("granularity", "method", "num_layers")
     },
 }
-_TWO_HOMES = ("context_parallel_size", "sequence_parallel", "use_distributed_optimizer")
+_TWO_HOMES = ("sequence_parallel", "use_distributed_optimizer")
+_CONTEXT, _ULYSSES = "context_parallel_size", "ulysses_sequence_parallel_size"
+# Another place of a size -> the one that is read.
+_SIZES = {
+    f"{_ACTOR}.{_CONTEXT}": f"{_ACTOR}.megatron.{_CONTEXT}",
+    **{f"{role}.megatron.{_OVERRIDE}.{_CONTEXT}": f"{role}.megatron.{_CONTEXT}" for role in _ROLES},
+    **{
+        f"{role}.{'fsdp' if role == 'critic' else 'fsdp_config'}.{_ULYSSES}": f"{role}.{_ULYSSES}"
+        for role in _ROLES
+    },
+}
+_ALGORITHM = f"{_ACTOR}.megatron.{_OVERRIDE}.context_parallel_algo"
 _TWO_NAMES = ("fused_permute_unpermute", "use_fused_moe_token_permute_and_unpermute")
 
 
@@ -43,11 +55,9 @@ def verls(key: str) -> str:
 
 def apply(leaves: dict[str, Any]) -> list[str]:
     """Renames the other spellings in `leaves` and checks what has two homes; returns lines to say."""
-    notes = []
+    notes = _take_sizes(leaves)
     for name in [name for name in leaves if verls(name) != name]:
         value = leaves.pop(name)
-        if name.endswith("context_parallel_size") and value is False:  # the older default
-            value = 1
         home = verls(name)
         _check_equal(leaves, home, value, name)
         leaves[home] = value
@@ -74,6 +84,35 @@ def apply(leaves: dict[str, Any]) -> list[str]:
                 "attention there is flash attention"
             )
     return notes
+
+
+def _take_sizes(leaves: dict[str, Any]) -> list[str]:
+    """Brings the sizes of context parallel to the places that are read; returns lines to say."""
+    notes = []
+    for name, home in _SIZES.items():
+        value = leaves.pop(name, None)
+        if value in (None, 1, False):  # false: the older default
+            continue
+        _set_size(leaves, home, value, name)
+        notes.append(f"{name}: read as {home}")
+        if home.startswith(_ACTOR):
+            for role in _ROLES[1:]:
+                own = role + home.removeprefix(_ACTOR)
+                leaves[own] = value if leaves.get(own, 1) == 1 else leaves[own]
+    if leaves.get(_ALGORITHM) == "ulysses_cp_algo":
+        del leaves[_ALGORITHM]
+        notes.append(f"{_ALGORITHM}=ulysses_cp_algo: read as {_ACTOR}.{_ULYSSES}")
+        for role in _ROLES:
+            size = leaves.get(f"{role}.megatron.{_CONTEXT}", 1)
+            _set_size(leaves, f"{role}.{_ULYSSES}", size, f"{role}.megatron.{_CONTEXT}")
+            leaves[f"{role}.megatron.{_CONTEXT}"] = 1
+    return notes
+
+
+def _set_size(leaves: dict[str, Any], home: str, value: Any, name: str) -> None:
+    if leaves.get(home, 1) != 1:
+        _check_equal(leaves, home, value, name)
+    leaves[home] = value
 
 
 def _check_equal(leaves: dict[str, Any], name: str, value: Any, other: str) -> None:

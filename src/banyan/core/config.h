@@ -36,6 +36,7 @@ struct MegatronConfig {  // actor_rollout_ref.actor.megatron, critic.megatron
   RecomputeConfig recompute;
   int64_t tensor_model_parallel_size;
   bool sequence_parallel;  // with a tensor_model_parallel_size above 1
+  int64_t context_parallel_size;
 };
 
 struct FsdpConfig {  // actor_rollout_ref.actor.fsdp_config, critic.fsdp
@@ -113,6 +114,7 @@ struct ActorConfig {                                    // actor_rollout_ref.act
   MegatronConfig megatron;
   RouterConfig router;
   std::optional<std::string> strategy;  // fsdp | fsdp2 | megatron
+  int64_t ulysses_sequence_parallel_size;
 };
 
 struct CriticConfig {          // critic
@@ -131,6 +133,7 @@ struct CriticConfig {          // critic
   FsdpConfig fsdp;
   MegatronConfig megatron;
   std::optional<std::string> strategy;  // empty: the actor's
+  int64_t ulysses_sequence_parallel_size;
 };
 
 struct SamplingConfig {  // actor_rollout_ref.rollout and its val_kwargs
@@ -243,6 +246,8 @@ struct Config {
   bool ref_megatron_param_offload;          // actor_rollout_ref.ref.megatron.param_offload
   int64_t ref_tensor_model_parallel_size;   // actor_rollout_ref.ref.megatron, and the next
   bool ref_sequence_parallel;
+  int64_t ref_context_parallel_size;
+  int64_t ref_ulysses_sequence_parallel_size;  // actor_rollout_ref.ref
   SharingConfig sharing;
   double sharing_margin;  // actor_rollout_ref.sharing.margin: auto shares if it saves this share
   ActorConfig actor;

@@ -57,6 +57,10 @@ std::map<std::string, int64_t> sent_bytes(const Groups& groups) {
   return out;
 }
 
+Collectives& gradient_ranks(Groups& groups) {
+  return groups.context.is_alone() ? groups.data : groups.data_context;
+}
+
 Groups data_parallel(const Collectives& ranks) {
   Groups groups;
   groups.world = groups.data = groups.data_context = groups.shard = groups.expert_data = ranks;

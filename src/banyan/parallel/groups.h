@@ -39,6 +39,10 @@ Groups make_groups(const Mesh& mesh, int64_t rank, const TransportOf& transport_
 // Bytes that this rank has sent since the start, by "group/operation": "tp/all_gather".
 std::map<std::string, int64_t> sent_bytes(const Groups& groups);
 
+// The ranks that hold equal parts of the dense weights and add their gradients: `data`, or
+// `data_context` where that is more.
+Collectives& gradient_ranks(Groups& groups);
+
 // All of one kind: `ranks` share the samples, and nothing is cut.
 Groups data_parallel(const Collectives& ranks);
 

@@ -104,6 +104,8 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   config.ref_megatron_param_offload = false;
   config.ref_tensor_model_parallel_size = 1;
   config.ref_sequence_parallel = false;
+  config.ref_context_parallel_size = 1;
+  config.ref_ulysses_sequence_parallel_size = 1;
   config.sharing = {.mode = "on",
                     .min_prefix_len = 1,
                     .min_group_size = 2,
@@ -149,7 +151,8 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
                  .betas = {0.9, 0.99},
                  .clip_grad = 1.0};
   actor.fsdp = {false, false, false, false, true, false, -1};
-  actor.megatron = {false, false, false, {{}, {}, {}, {"core_attn"}}, 1, false};
+  actor.megatron = {false, false, false, {{}, {}, {}, {"core_attn"}}, 1, false, 1};
+  actor.ulysses_sequence_parallel_size = 1;
   CriticConfig& critic = config.critic;
   critic.ppo_mini_batch_size = 4;
   critic.use_dynamic_bsz = false;
@@ -161,6 +164,7 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   critic.optim = actor.optim;
   critic.fsdp = actor.fsdp;
   critic.megatron = actor.megatron;
+  critic.ulysses_sequence_parallel_size = 1;
   config.reward_model.enable = false;
   RolloutConfig& rollout = config.rollout;
   rollout.train = {.temperature = 1.0, .top_p = 1.0, .top_k = -1, .do_sample = true, .n = 4};

@@ -60,6 +60,7 @@ void read_megatron(const ConfigNode& node, MegatronConfig& megatron) {
   node.read("optimizer_offload", megatron.optimizer_offload);
   node.read("tensor_model_parallel_size", megatron.tensor_model_parallel_size);
   node.read("sequence_parallel", megatron.sequence_parallel);
+  node.read("context_parallel_size", megatron.context_parallel_size);
   const std::string override = "override_transformer_config.";
   RecomputeConfig& recompute = megatron.recompute;
   node.read(override + "recompute_granularity", recompute.recompute_granularity);
@@ -214,6 +215,7 @@ Config config_from_json(const std::string& text) {
   reference.read("param_offload", config.ref_megatron_param_offload);
   reference.read("tensor_model_parallel_size", config.ref_tensor_model_parallel_size);
   reference.read("sequence_parallel", config.ref_sequence_parallel);
+  reference.read("context_parallel_size", config.ref_context_parallel_size);
   read_sharing(node("actor_rollout_ref.sharing."), config.sharing);
   node("actor_rollout_ref.sharing.").read("detector", config.sharing.detector);
   node("actor_rollout_ref.sharing.").read("verify", config.sharing.verify);
@@ -234,6 +236,10 @@ Config config_from_json(const std::string& text) {
   read_sharding(node("critic.fsdp."), config.critic.fsdp);
   node("critic.").read("strategy", config.critic.strategy);
   node("actor_rollout_ref.ref.").read("strategy", config.ref_strategy);
+  const std::string ulysses = "ulysses_sequence_parallel_size";
+  node("actor_rollout_ref.actor.").read(ulysses, config.actor.ulysses_sequence_parallel_size);
+  node("actor_rollout_ref.ref.").read(ulysses, config.ref_ulysses_sequence_parallel_size);
+  node("critic.").read(ulysses, config.critic.ulysses_sequence_parallel_size);
   read_megatron(node("critic.megatron."), config.critic.megatron);
   node("critic.model.").read("path", config.critic_model_path);
   node("critic.model.").read("enable_gradient_checkpointing", config.critic_gradient_checkpointing);

@@ -69,6 +69,7 @@ class ContextAttention final : public AttentionContext {
                               const at::Tensor& out,
                               const at::Tensor& lse,
                               double scale) override;
+  at::Tensor multiplicity() const override { return inner_->multiplicity(); }
 
  private:
   std::unique_ptr<AttentionContext> inner_;

@@ -241,5 +241,29 @@ TEST(ContextPlan, BlocksKeepTheBudgetAndCoverTheTrieOnce) {
   }
 }
 
+TEST(ContextPlan, RoundsKeepTheLimitOfSamples) {
+  for (const testing::TrieCase& c : testing::trie_cases(6, kVocab)) {
+    for (const int64_t ranks : {1, 2, 3}) {
+      for (const int64_t most : {1, 3}) {
+        trie::PlanOptions options = options_of(/*share=*/false, /*budget=*/0);
+        options.max_samples_per_block = most;
+        const trie::Plan plan = trie::context_plan(c.samples, options, ranks);
+        int64_t tokens = 0;
+        std::vector<int64_t> samples;  // by round
+        for (size_t b = 0; b < plan.blocks.size(); ++b) {
+          if (b % ranks == 0) samples.push_back(0);
+          samples.back() += static_cast<int64_t>(plan.blocks[b].samples.size());
+          tokens += plan.blocks[b].num_own();
+        }
+        EXPECT_EQ(tokens, plan.num_unique) << c.name;
+        for (const Sample& sample : c.samples) {  // else a round has more, for a token a rank
+          if (static_cast<int64_t>(sample.tokens.size()) < ranks) samples.clear();
+        }
+        for (const int64_t count : samples) EXPECT_LE(count, most) << c.name;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace banyan::train

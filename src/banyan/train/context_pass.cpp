@@ -7,12 +7,19 @@
 #include <utility>
 
 #include "banyan/core/error.h"
+#include "banyan/parallel/tensor_parallel.h"
 
 namespace banyan::train {
+namespace {
+
+// Unit 0 is what lies outside of layers.
+int64_t layer_of(const UnitUse& use) { return use.unit - 1; }
+
+}  // namespace
 
 ContextPass::ContextPass(const ContextGroup& group,
                          const trie::Plan& plan,
-                         const models::CausalLM& model,
+                         models::CausalLM& model,
                          StoreOf store_of)
     : ranks_(parallel::is_alone(group.ranks) ? nullptr : group.ranks),
       plan_(plan),
@@ -28,11 +35,8 @@ ContextPass::ContextPass(const ContextGroup& group,
                 width_);
   if (!by_heads()) return;
   for (const trie::Block& block : plan.blocks) {
-    const std::vector<int64_t> bounds = token_bounds(block.num_own(), ranks_->size());
-    std::vector<BlockSlice>& slices = slices_.emplace_back();
-    for (int64_t r = 0; r < ranks_->size(); ++r) {
-      slices.push_back(slice_of(block, bounds[r], bounds[r + 1]));
-    }
+    shares_.push_back(shares_of(block, ranks_->size()));
+    parts_.push_back(part_of(block, shares_.back(), ranks_->rank()));
   }
 }
 
@@ -42,16 +46,14 @@ int32_t ContextPass::own(int32_t round) const {
 }
 
 const trie::Block& ContextPass::part(int32_t block) const {
-  return by_heads() ? slices_[block][ranks_->rank()].block : plan_.blocks[block];
+  return by_heads() ? parts_[block] : plan_.blocks[block];
 }
 
 at::Tensor ContextPass::of_part(int32_t block, const at::Tensor& numbers, bool on_edges) const {
   if (!by_heads() || !numbers.defined()) return numbers;
-  const BlockSlice& slice = slices_[block][ranks_->rank()];
-  const trie::Edges& edges = slice.block.edges;
-  const size_t count = on_edges ? edges.token.size() : edges.source.size();
-  return numbers.narrow(
-      0, on_edges ? slice.first_edge : slice.first_row, static_cast<int64_t>(count));
+  const std::vector<int64_t>& bounds = on_edges ? shares_[block].edge : shares_[block].row;
+  const int64_t first = bounds[ranks_->rank()];
+  return numbers.narrow(0, first, bounds[ranks_->rank() + 1] - first);
 }
 
 std::shared_ptr<RoundExchange> ContextPass::exchange_of(int32_t round) const {
@@ -70,27 +72,34 @@ std::unique_ptr<AttentionContext> ContextPass::around(int32_t round,
                                                       std::unique_ptr<AttentionContext> inner) {
   if (ranks_ == nullptr) return inner;
   if (width_ > 1) return std::make_unique<ContextAttention>(std::move(inner), exchange_of(round));
-  return std::make_unique<UlyssesAttention>(
-      std::move(inner), *ranks_, token_bounds(plan_.blocks[round].num_own(), ranks_->size()));
+  return std::make_unique<UlyssesAttention>(std::move(inner), *ranks_, shares_[round]);
 }
 
 at::Tensor ContextPass::no_keys() const {
-  return at::empty({0, model_.shape().kv_heads, model_.shape().head_dim},
+  const parallel::TensorParallel* tensor = model_.tensor();
+  const int64_t heads = tensor != nullptr ? tensor->kv_heads().count : model_.shape().kv_heads;
+  return at::empty({0, heads, model_.shape().head_dim},
                    at::TensorOptions(model_.options().device).dtype(model_.options().dtype));
 }
 
 void ContextPass::idle_forward(int32_t round) {
   const auto exchange = exchange_of(round);
   const at::Tensor keys = no_keys();
-  for (int64_t layer = 0; layer < model_.shape().layers; ++layer) exchange->tell(layer, keys, keys);
+  for (const UnitUse& use : model_.unit_uses(Pass::kForward)) {
+    model_.params().enter(use.unit);
+    exchange->tell(layer_of(use), keys, keys);
+    model_.params().leave(use.unit);
+  }
 }
 
 void ContextPass::idle_backward(int32_t round) {
   const auto exchange = exchange_of(round);
-  for (int64_t layer = model_.shape().layers - 1; layer >= 0; --layer) {
+  for (const UnitUse& use : model_.unit_uses(Pass::kBackward)) {
+    model_.params().enter(use.unit);
     at::Tensor dk = no_keys();
     at::Tensor dv = dk;
-    exchange->collect(layer, dk, dv);
+    if (use.backward) exchange->collect(layer_of(use), dk, dv);  // else it only runs again
+    model_.params().leave(use.unit);
   }
 }
 
@@ -102,7 +111,8 @@ std::vector<at::Tensor> ContextPass::tell(int32_t round,
   };
   std::vector<int64_t> sizes;
   if (by_heads()) {
-    for (const BlockSlice& slice : slices_[round]) sizes.push_back(count(slice.block.edges));
+    const std::vector<int64_t>& bounds = on_edges ? shares_[round].edge : shares_[round].row;
+    for (int64_t r = 0; r < ranks_->size(); ++r) sizes.push_back(bounds[r + 1] - bounds[r]);
   } else {
     for (int32_t b = begin(round); b < end(round); ++b) {
       sizes.push_back(count(plan_.blocks[b].edges));

@@ -14,23 +14,12 @@
 #include "banyan/models/causal_lm.h"
 #include "banyan/ops/carry.h"
 #include "banyan/parallel/collectives.h"
+#include "banyan/train/context_group.h"
 #include "banyan/train/context_parallel.h"
 #include "banyan/train/ulysses.h"
 #include "banyan/trie/plan.h"
 
 namespace banyan::train {
-
-// How the ranks of a group share a pass over equal samples.
-enum class ContextKind : uint8_t {
-  kRanges,  // each runs its blocks, as many at one time as ranks (train/context_parallel.h); the
-            // plan is trie::context_plan's
-  kHeads,   // each has a part of every block's tokens, and in attention of the heads
-            // (train/ulysses.h)
-};
-struct ContextGroup {
-  parallel::Collectives* ranks = nullptr;  // null: this process alone
-  ContextKind kind = ContextKind::kRanges;
-};
 
 class ContextPass {
  public:
@@ -39,7 +28,7 @@ class ContextPass {
   // The stores of the walk's blocks; borrowed, as everything is.
   ContextPass(const ContextGroup& group,
               const trie::Plan& plan,
-              const models::CausalLM& model,
+              models::CausalLM& model,
               StoreOf store_of);
 
   // Blocks [begin, end) of a round; own: this rank's, or -1. Rounds are blocks unless kRanges.
@@ -60,7 +49,7 @@ class ContextPass {
 
   // (all) The attention of this rank in a round, around that of its block.
   std::unique_ptr<AttentionContext> around(int32_t round, std::unique_ptr<AttentionContext> inner);
-  // (all) In place of the forward or backward of an idle rank.
+  // (all) In place of the forward or backward of an idle rank, which uses the same units.
   void idle_forward(int32_t round);
   void idle_backward(int32_t round);
 
@@ -75,11 +64,13 @@ class ContextPass {
 
   parallel::Collectives* ranks_;
   const trie::Plan& plan_;
-  const models::CausalLM& model_;
+  models::CausalLM& model_;
   StoreOf store_of_;
   int32_t num_blocks_;
   int32_t width_ = 1;
-  std::vector<std::vector<BlockSlice>> slices_;  // kHeads: [block][rank]
+  // kHeads, by block.
+  std::vector<BlockShares> shares_;
+  std::vector<trie::Block> parts_;  // this rank's
 };
 
 }  // namespace banyan::train

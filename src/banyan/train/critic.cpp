@@ -121,7 +121,7 @@ CriticUpdate accumulate_value_gradients(const Config& config,
   const std::vector<int64_t> own =
       chosen(mini_batch, spread_groups(batch, mini_batch, planning, layout.ranks).own);
   const std::vector<Sample> samples = samples_of(batch, own);
-  const trie::Plan plan = samples.empty() ? trie::Plan{} : trie::plan(samples, planning);
+  const trie::Plan plan = plan_of(samples, planning, layout);
   CriticUpdate update;
   update.num_tokens = scale.num_tokens;
   update.warnings = plan.warnings;
@@ -149,10 +149,12 @@ CriticUpdate accumulate_value_gradients(const Config& config,
           update.value_sum += loss.value_sum;
           return TokenGradients{.value = loss.grad_value, .entropy = {}};
         },
-        watching);
+        watching,
+        /*routers=*/{},
+        layout.context);
     finish_pass(layout.observer);
   } else if (walks_together(model)) {
-    walk(model, plan, {}, LossScope::kSample, /*loss=*/nullptr);
+    walk(model, plan, {}, LossScope::kSample, nullptr, nullptr, {}, layout.context);
   }
   model.params().finish_grads();
   if (layout.ranks != nullptr) {

@@ -151,6 +151,22 @@ void merge_update(const std::vector<int64_t>& places,
   for (size_t i = 0; i < high.size(); ++i) *high[i] = *highest[i];
 }
 
+void merge_walk(WalkStats& stats, parallel::Collectives& ranks) {
+  WireWriter out;
+  out.put(std::vector<int64_t>{stats.num_recomputed,
+                               stats.peak_live_tokens,
+                               stats.peak_activation_bytes,
+                               stats.peak_carry_bytes});
+  stats.num_recomputed = 0;
+  for (const std::string& bytes : ranks.all_gather_bytes(out.bytes())) {
+    const auto of_rank = WireReader(bytes).next<std::vector<int64_t>>();
+    stats.num_recomputed += of_rank.at(0);
+    stats.peak_live_tokens = std::max(stats.peak_live_tokens, of_rank.at(1));
+    stats.peak_activation_bytes = std::max(stats.peak_activation_bytes, of_rank.at(2));
+    stats.peak_carry_bytes = std::max(stats.peak_carry_bytes, of_rank.at(3));
+  }
+}
+
 trie::CostModel broadcast(const trie::CostModel& cost, parallel::Collectives& ranks) {
   WireWriter out;
   out.put(cost);

@@ -31,6 +31,10 @@ void merge_update(const std::vector<int64_t>& places,
                   UpdateResult& result,
                   parallel::Collectives& ranks);
 
+// Of a walk that these ranks took together: what each computed again is added, peaks are the
+// highest.
+void merge_walk(WalkStats& stats, parallel::Collectives& ranks);
+
 // The cost model of the first rank, on all.
 trie::CostModel broadcast(const trie::CostModel& cost, parallel::Collectives& ranks);
 

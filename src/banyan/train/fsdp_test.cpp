@@ -390,7 +390,7 @@ TEST(Fsdp, ScoresEqualOneProcess) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const auto one = fresh(dtype, {});
     const BatchScores wanted =
-        score_batch(batch, *one, options, {.with_entropy = true}, "old_log_prob", nullptr);
+        score_batch(batch, *one, options, {.with_entropy = true}, "old_log_prob", {});
     testing::run_ranks(7, [&](Collectives& all) {
       const auto model = fresh(dtype, {});
       Collectives alone;

@@ -1,6 +1,7 @@
 #include "banyan/train/layout.h"
 
 #include "banyan/core/error.h"
+#include "banyan/trie/context_plan.h"
 #include "banyan/trie/sharing_choice.h"
 
 namespace banyan::train {
@@ -50,10 +51,21 @@ trie::PlanOptions plan_options(const SharingConfig& sharing,
   trie::PlanOptions options = plan_options(sharing);
   options.build.share = layout.share;
   if (options.max_tokens_per_block == 0) options.max_tokens_per_block = limits.max_tokens;
+  const bool by_heads = !layout.context.is_alone() && layout.context.kind == ContextKind::kHeads;
+  if (by_heads) options.max_tokens_per_block *= layout.context.ranks->size();  // shared out
   options.max_samples_per_block = limits.max_samples;
   options.for_backward = for_backward;
   options.cost = layout.cost;
   return options;
+}
+
+trie::Plan plan_of(const std::vector<Sample>& samples,
+                   const trie::PlanOptions& options,
+                   const Layout& layout) {
+  if (!layout.context.is_alone() && layout.context.kind == ContextKind::kRanges) {
+    return trie::context_plan(samples, options, layout.context.ranks->size());
+  }
+  return samples.empty() ? trie::Plan{} : trie::plan(samples, options);
 }
 
 bool decide_sharing(const SharingConfig& sharing,

@@ -3,13 +3,17 @@
 #include <algorithm>
 
 #include "banyan/core/error.h"
+#include "banyan/parallel/tensor_parallel.h"
 #include "banyan/train/critic.h"
 #include "banyan/train/sharded_model.h"
+#include "banyan/train/ulysses.h"
 
 namespace banyan::train {
 namespace {
 
 constexpr const char* kTensor = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size";
+constexpr const char* kContext = "actor_rollout_ref.actor.megatron.context_parallel_size";
+constexpr const char* kUlysses = "actor_rollout_ref.actor.ulysses_sequence_parallel_size";
 
 void check_role(const char* key, int64_t size, int64_t actor) {
   BANYAN_CHECK(size == actor,
@@ -22,14 +26,51 @@ void check_role(const char* key, int64_t size, int64_t actor) {
                ": the models of a run are cut alike");
 }
 
+// Processes that compute the passes over equal samples together.
+int64_t context_size(const Config& config) {
+  return std::max(config.actor.megatron.context_parallel_size,
+                  config.actor.ulysses_sequence_parallel_size);
+}
+
+void check_context(const Config& config) {
+  const int64_t ranges = config.actor.megatron.context_parallel_size;
+  const int64_t heads = config.actor.ulysses_sequence_parallel_size;
+  BANYAN_CHECK(ranges == 1 || heads == 1,
+               "[config] ",
+               kUlysses,
+               ": wanted 1 with ",
+               kContext,
+               "=",
+               ranges,
+               ", got ",
+               heads,
+               ": passes are shared out by tokens or by heads, not by both");
+  check_role("actor_rollout_ref.ref.megatron.context_parallel_size",
+             config.ref_context_parallel_size,
+             ranges);
+  check_role("actor_rollout_ref.ref.ulysses_sequence_parallel_size",
+             config.ref_ulysses_sequence_parallel_size,
+             heads);
+  if (wants_critic(config)) {
+    check_role("critic.megatron.context_parallel_size",
+               config.critic.megatron.context_parallel_size,
+               ranges);
+    check_role("critic.ulysses_sequence_parallel_size",
+               config.critic.ulysses_sequence_parallel_size,
+               heads);
+  }
+}
+
 }  // namespace
 
 parallel::MeshShape mesh_shape(const Config& config) {
   return {.tp = config.actor.megatron.tensor_model_parallel_size,
+          .cp = context_size(config),
           .shard = std::max<int64_t>(0, config.actor.fsdp.fsdp_size)};
 }
 
 void check_parallel(const Config& config) {
+  check_context(config);
   const int64_t tensor = config.actor.megatron.tensor_model_parallel_size;
   check_role("actor_rollout_ref.ref.megatron.tensor_model_parallel_size",
              config.ref_tensor_model_parallel_size,
@@ -74,12 +115,58 @@ void check_parallel(const Config& config, const parallel::Groups& groups) {
                "), got ",
                tensor,
                "; start them with torchrun --nproc-per-node N -m banyan.trainer.main_ppo ...");
+  const int64_t context = context_size(config);
+  BANYAN_CHECK(groups.context.size() == context,
+               "[config] ",
+               config.actor.ulysses_sequence_parallel_size > 1 ? kUlysses : kContext,
+               ": wanted a divisor of the number of processes (",
+               groups.world.size(),
+               ") over ",
+               kTensor,
+               " (",
+               tensor,
+               "), got ",
+               context);
 }
 
 void set_cut(bool sequence_parallel, parallel::Groups& groups, models::LoadOptions& options) {
   if (groups.tensor.is_alone()) return;
   options.tensor = &groups.tensor;
   options.sequence_parallel = sequence_parallel;
+}
+
+void set_ranks(const Config& config, parallel::Groups& groups, Layout& layout) {
+  layout.ranks = &groups.data;
+  if (groups.context.is_alone()) return;
+  layout.context = {
+      &groups.context,
+      config.actor.ulysses_sequence_parallel_size > 1 ? ContextKind::kHeads : ContextKind::kRanges};
+  layout.gradient_ranks = &parallel::gradient_ranks(groups);
+}
+
+void check_heads(const Config& config, parallel::Groups& groups) {
+  const int64_t ranks = config.actor.ulysses_sequence_parallel_size;
+  if (ranks == 1) return;
+  const auto check = [&](const std::string& directory, models::HeadKind head) {
+    models::LoadOptions options{{.dtype = at::kFloat}, /*with_backward=*/false};
+    options.head = head;
+    options.with_values = false;
+    set_cut(/*sequence_parallel=*/false, groups, options);
+    const auto outline = models::load_model(directory, options);
+    const parallel::TensorParallel* tensor = outline->tensor();
+    const models::ModelShape& shape = outline->shape();
+    check_ulysses(kUlysses,
+                  ranks,
+                  tensor != nullptr ? tensor->heads().count : shape.heads,
+                  tensor != nullptr ? tensor->kv_heads().count : shape.kv_heads);
+  };
+  check(config.model.path, models::HeadKind::kVocabulary);
+  if (config.actor.use_kl_loss || config.algorithm.use_kl_in_reward) {
+    check(config.ref_model_path.value_or(config.model.path), models::HeadKind::kVocabulary);
+  }
+  if (wants_critic(config)) {
+    check(config.critic_model_path.value_or(config.model.path), models::HeadKind::kValue);
+  }
 }
 
 }  // namespace banyan::train

@@ -4,6 +4,7 @@
 #include "banyan/core/config.h"
 #include "banyan/models/causal_lm.h"
 #include "banyan/parallel/groups.h"
+#include "banyan/train/layout.h"
 
 namespace banyan::train {
 
@@ -17,5 +18,12 @@ void check_parallel(const Config& config, const parallel::Groups& groups);
 
 // Cuts what is loaded over the ranks of `groups`.
 void set_cut(bool sequence_parallel, parallel::Groups& groups, models::LoadOptions& options);
+
+// Which ranks share the samples of a pass, which compute it together, and who adds gradients.
+void set_ranks(const Config& config, parallel::Groups& groups, Layout& layout);
+
+// Throws [config] if the heads of a model (its part on this rank) cannot be dealt out over
+// ulysses_sequence_parallel_size ranks. Reads no weights.
+void check_heads(const Config& config, parallel::Groups& groups);
 
 }  // namespace banyan::train

@@ -17,13 +17,13 @@ struct BatchScores {
   TokenLists sum_squares;  // likewise
 };
 
-// `name` is the pass's in the log of `observer`, which may be null.
+// Over the ranks of layout.context; `name` is the pass's in the log of layout.observer.
 BatchScores score_batch(const Batch& batch,
                         models::CausalLM& model,
                         const trie::PlanOptions& options,
                         const HeadSpec& head,
                         const std::string& name,
-                        SharingObserver* observer);
+                        const Layout& layout);
 
 // Indices of the valid trajectories.
 std::vector<int64_t> valid_of(const Batch& batch);

@@ -70,11 +70,13 @@ std::unique_ptr<parallel::Fsdp> shard_model(const Sharding& sharding,
   return std::make_unique<parallel::Fsdp>(
       model.params(),
       parallel::FsdpGroups{&groups.data_context, &groups.shard, &groups.replica},
-      parallel::FsdpOptions{.reshard_after_forward = sharding.reshard_after_forward,
-                            .forward_prefetch = sharding.forward_prefetch,
-                            .reduce_each_pass = sharding.reduce_each_block,
-                            .with_gradients = with_gradients,
-                            .compute = model.options().dtype},
+      parallel::FsdpOptions{
+          .reshard_after_forward = sharding.reshard_after_forward,
+          // Ranks of a context group talk in the middle of a layer: one thread.
+          .forward_prefetch = sharding.forward_prefetch && groups.context.is_alone(),
+          .reduce_each_pass = sharding.reduce_each_block,
+          .with_gradients = with_gradients,
+          .compute = model.options().dtype},
       [&model](Pass pass) { return model.unit_uses(pass); });
 }
 
@@ -95,8 +97,11 @@ std::unique_ptr<optim::AdamW> make_optimizer(const OptimConfig& optim,
                                              models::CausalLM& model,
                                              parallel::Groups& groups) {
   if (model.params().keeper() == nullptr) {
-    return std::make_unique<optim::AdamW>(
-        model.params(), adamw_options(optim), &groups.data, &groups.model, &groups.expert_data);
+    return std::make_unique<optim::AdamW>(model.params(),
+                                          adamw_options(optim),
+                                          &parallel::gradient_ranks(groups),
+                                          &groups.model,
+                                          &groups.expert_data);
   }
   auto optimizer = std::make_unique<optim::AdamW>(model.params().owned(), adamw_options(optim));
   optimizer->norm_over(&groups.shard);

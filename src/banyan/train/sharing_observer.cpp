@@ -92,6 +92,7 @@ struct SharingObserver::Pass {
   };
   std::map<int64_t, Layer> layers;
   std::vector<uint8_t> ran;  // per block
+  bool in_rounds = false;    // what this rank does not run another one does, and tells it
   std::vector<int32_t> restored_rows;
 
   void lay_out(const trie::Plan& blocks, const PlanPlaces& places);
@@ -102,6 +103,7 @@ struct SharingObserver::Pass {
 void SharingObserver::Pass::lay_out(const trie::Plan& blocks, const PlanPlaces& places) {
   parts.resize(blocks.blocks.size());
   ran.assign(blocks.blocks.size(), 0);
+  in_rounds = blocks.blocks_per_round > 1;
   std::vector<uint8_t> seen(places.block.size(), 0);
   for (int32_t row = 0; row < plan.batch_size; ++row) {
     const std::vector<int32_t>& path = places.paths[row];
@@ -136,7 +138,8 @@ LayerRecord SharingObserver::Pass::close(Layer& layer) const {
     ++record.reuse_count;
     bool hit = true;
     for (const auto& [block, tokens] : reuse.tokens_by_block) {
-      const bool there = layer.order[block] >= 0 && layer.order[block] <= when;
+      const int32_t then = layer.order[block];
+      const bool there = then >= 0 ? then <= when : in_rounds;
       if (there) record.reused_prefix_tokens += tokens;
       hit = hit && there;
     }

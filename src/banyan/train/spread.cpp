@@ -183,7 +183,7 @@ BatchScores score_batch_over(const Batch& batch,
                              const Layout& layout) {
   parallel::Collectives* ranks = layout.ranks;
   if (parallel::is_alone(ranks)) {
-    return score_batch(batch, model, options, head, name, layout.observer);
+    return score_batch(batch, model, options, head, name, layout);
   }
   const std::vector<int64_t> valid = valid_of(batch);
   std::vector<int64_t> which;
@@ -193,7 +193,7 @@ BatchScores score_batch_over(const Batch& batch,
     part.trajectories.push_back(batch.trajectories[valid[k]]);
     part.scores.push_back(batch.scores[valid[k]]);
   }
-  BatchScores own = score_batch(part, model, options, head, name, layout.observer);
+  BatchScores own = score_batch(part, model, options, head, name, layout);
   return gather_scores(which, batch.size(), std::move(own), head, *ranks);
 }
 
@@ -205,12 +205,10 @@ BatchScores score_places(const Batch& batch,
                          const Layout& layout) {
   const std::vector<int64_t> own = spread_groups(batch, samples, options, layout.ranks).own;
   const auto size = static_cast<int64_t>(samples.size());
+  const trie::Plan plan = plan_of(samples_of(batch, chosen(samples, own)), options, layout);
   SampleScores scores;
-  if (!own.empty()) {
-    const trie::Plan plan = trie::plan(samples_of(batch, chosen(samples, own)), options);
-    scores = score_samples(model, plan, head);
-  } else if (walks_together(model)) {
-    score_samples(model, trie::Plan{}, head);  // brings weights together with the others
+  if (!own.empty() || walks_together(model)) {  // which brings weights together with the others
+    scores = score_samples(model, plan, head, /*observer=*/nullptr, layout.context);
   }
   BatchScores part{
       std::move(scores.value), std::move(scores.entropy), std::move(scores.sum_squares)};

@@ -7,6 +7,7 @@
 #include "banyan/feature/running.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/correction.h"
+#include "banyan/train/parallel_keys.h"
 #include "banyan/train/spread.h"
 
 namespace banyan::train {
@@ -88,10 +89,8 @@ StepResult run_step(StepContext& context, int64_t step) {
   if (context.groups != nullptr) {  // free memory and with it limits may differ
     out.share = context.groups->world.broadcast_bytes(out.share ? "1" : "0", 0) == "1";
   }
-  Layout layout{out.share,
-                context.cost,
-                context.observer,
-                context.groups != nullptr ? &context.groups->data : nullptr};
+  Layout layout{out.share, context.cost, context.observer};
+  if (context.groups != nullptr) set_ranks(config, *context.groups, layout);
   const trie::PlanOptions scoring =
       plan_options(config.sharing, layout, limits, /*for_backward=*/false);
 

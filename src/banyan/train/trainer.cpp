@@ -56,6 +56,7 @@ class Run {
     at::set_num_threads(static_cast<int>(choose_threads(thread_facts())));
     for (const std::string& line : check_config(config)) host_.say(line);
     check_parallel(config, groups);
+    check_heads(config, groups);
     num_steps_ = total_steps(config);
     schedule_ = optim::schedule_from(config.actor.optim, num_steps_);
     actor_ = load(config.model.path,

@@ -46,46 +46,56 @@ void check_ulysses(const char* key, int64_t ranks, int64_t heads, int64_t kv_hea
                ranks);
 }
 
-std::vector<int64_t> token_bounds(int64_t count, int64_t ranks) {
-  std::vector<int64_t> bounds(ranks + 1);
-  for (int64_t r = 0; r <= ranks; ++r) bounds[r] = count * r / ranks;
-  return bounds;
+BlockShares shares_of(const trie::Block& block, int64_t ranks) {
+  BlockShares shares;
+  const std::vector<int32_t>& source = block.edges.source;
+  for (int64_t r = 0; r <= ranks; ++r) {
+    const int64_t bound = block.num_own() * r / ranks;
+    const auto row = std::lower_bound(source.begin(), source.end(), block.num_carried + bound);
+    shares.token.push_back(bound);
+    shares.row.push_back(row - source.begin());
+    shares.edge.push_back(block.edges.row_offsets[shares.row.back()]);
+  }
+  return shares;
 }
 
-BlockSlice slice_of(const trie::Block& block, int64_t begin, int64_t end) {
-  BlockSlice slice;
-  const int64_t first = block.num_carried + begin;
-  const int64_t last = block.num_carried + end;
-  slice.block.trie.tok.assign(block.trie.tok.begin() + first, block.trie.tok.begin() + last);
-  slice.block.trie.pos.assign(block.trie.pos.begin() + first, block.trie.pos.begin() + last);
+trie::Block part_of(const trie::Block& block, const BlockShares& shares, int64_t rank) {
+  trie::Block part;
+  const int64_t first = block.num_carried + shares.token[rank];
+  const int64_t last = block.num_carried + shares.token[rank + 1];
+  part.trie.tok.assign(block.trie.tok.begin() + first, block.trie.tok.begin() + last);
+  part.trie.pos.assign(block.trie.pos.begin() + first, block.trie.pos.begin() + last);
   if (first == last) {
-    slice.block.trie.tok = {0};
-    slice.block.trie.pos = {0};
+    part.trie.tok = {0};
+    part.trie.pos = {0};
   }
   const trie::Edges& edges = block.edges;
-  const auto row_of = [&](int64_t token) {
-    return std::lower_bound(edges.source.begin(), edges.source.end(), token) - edges.source.begin();
-  };
-  slice.first_row = row_of(first);
-  const int64_t last_row = row_of(last);
-  slice.first_edge = edges.row_offsets[slice.first_row];
-  trie::Edges& own = slice.block.edges;
-  for (int64_t row = slice.first_row; row < last_row; ++row) {
-    own.source.push_back(static_cast<int32_t>(edges.source[row] - first));
+  const int64_t first_edge = shares.edge[rank];
+  for (int64_t row = shares.row[rank]; row < shares.row[rank + 1]; ++row) {
+    part.edges.source.push_back(static_cast<int32_t>(edges.source[row] - first));
   }
-  for (int64_t row = slice.first_row; row <= last_row; ++row) {
-    own.row_offsets.push_back(static_cast<int32_t>(edges.row_offsets[row] - slice.first_edge));
+  for (int64_t row = shares.row[rank]; row <= shares.row[rank + 1]; ++row) {
+    part.edges.row_offsets.push_back(static_cast<int32_t>(edges.row_offsets[row] - first_edge));
   }
-  own.token.assign(edges.token.begin() + slice.first_edge,
-                   edges.token.begin() + edges.row_offsets[last_row]);
-  return slice;
+  part.edges.token.assign(edges.token.begin() + first_edge,
+                          edges.token.begin() + shares.edge[rank + 1]);
+  return part;
 }
 
 UlyssesAttention::UlyssesAttention(std::unique_ptr<AttentionContext> inner,
                                    parallel::Collectives& ranks,
-                                   std::vector<int64_t> bounds)
-    : inner_(std::move(inner)), ranks_(ranks) {
-  for (int64_t r = 0; r < ranks_.size(); ++r) counts_.push_back(bounds[r + 1] - bounds[r]);
+                                   const BlockShares& shares)
+    : inner_(std::move(inner)), ranks_(ranks), first_(shares.token[ranks.rank()]) {
+  for (int64_t r = 0; r < ranks_.size(); ++r) {
+    counts_.push_back(shares.token[r + 1] - shares.token[r]);
+  }
+}
+
+at::Tensor UlyssesAttention::multiplicity() const {
+  const at::Tensor all = inner_->multiplicity();
+  if (!all.defined()) return all;
+  const int64_t count = counts_[ranks_.rank()];
+  return padded(all.narrow(0, first_, count), std::max<int64_t>(count, 1));
 }
 
 std::vector<at::Tensor> UlyssesAttention::heads_for(int64_t rank,

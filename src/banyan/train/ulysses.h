@@ -5,6 +5,10 @@
 //   and back
 // What a block carries is carried per head, so nothing else is exchanged. Where there are fewer key
 // heads than ranks, those that read one have copies of it, whose gradients are added in rank order.
+//
+// Traffic per layer and rank, n ranks, t own tokens of T, h = H / n, k = K / n or 1 heads:
+//   forward    t (n - 1) (h + 2 k) D + (T - t) h D numbers, and (T - t) h of the log-sum-exps
+//   backward   t (n - 1) (3 h + 2 k) D + (T - t) (h + 2 k) D, and t (n - 1) h
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,19 +27,19 @@ namespace banyan::train {
 // are a multiple of them.
 void check_ulysses(const char* key, int64_t ranks, int64_t heads, int64_t kv_heads);
 
-// Own tokens of a block that each rank has, [n + 1] bounds: of count T, rank r has
-// [T r / n, T (r + 1) / n).
-std::vector<int64_t> token_bounds(int64_t count, int64_t ranks);
-
-// The tokens [begin, end) of a block's own ones with their head rows, as a block that carries
-// nothing: what body and head of one rank run on. Attention needs the whole block. Where there is
-// none, one token of padding, so that the rank makes the calls that the others wait for.
-struct BlockSlice {
-  trie::Block block;
-  int64_t first_row = 0;   // of the whole block's head rows
-  int64_t first_edge = 0;  // of its edges
+// What each rank has of a block, rank r [bounds[r], bounds[r + 1]): of T own tokens
+// [T r / n, T (r + 1) / n), and the head rows and edges of these.
+struct BlockShares {
+  std::vector<int64_t> token;  // [n + 1]
+  std::vector<int64_t> row;
+  std::vector<int64_t> edge;
 };
-BlockSlice slice_of(const trie::Block& block, int64_t begin, int64_t end);
+BlockShares shares_of(const trie::Block& block, int64_t ranks);
+
+// A rank's own tokens with their head rows, as a block that carries nothing: what body and head run
+// on. Attention needs the whole block. Where it has none, one token of padding, so that it makes
+// the calls that the others wait for.
+trie::Block part_of(const trie::Block& block, const BlockShares& shares, int64_t rank);
 
 // The attention of one rank: own tokens in and out, zeros for padding behind them. `inner` is that
 // of the whole block.
@@ -43,7 +47,7 @@ class UlyssesAttention final : public AttentionContext {
  public:
   UlyssesAttention(std::unique_ptr<AttentionContext> inner,
                    parallel::Collectives& ranks,
-                   std::vector<int64_t> bounds);
+                   const BlockShares& shares);
 
   // (all)
   at::Tensor forward(int64_t layer,
@@ -61,6 +65,8 @@ class UlyssesAttention final : public AttentionContext {
                               const at::Tensor& out,
                               const at::Tensor& lse,
                               double scale) override;
+  // Nobody passes through padding.
+  at::Tensor multiplicity() const override;
 
  private:
   at::Tensor own(const at::Tensor& x) const { return x.narrow(0, 0, counts_[ranks_.rank()]); }
@@ -75,6 +81,7 @@ class UlyssesAttention final : public AttentionContext {
   std::unique_ptr<AttentionContext> inner_;
   parallel::Collectives& ranks_;
   std::vector<int64_t> counts_;  // tokens of each rank
+  int64_t first_;                // own token in the block
 };
 
 }  // namespace banyan::train

@@ -93,10 +93,11 @@ struct Part {
 Part part_of(const Batch& batch,
              const std::vector<int64_t>& samples,
              const trie::PlanOptions& options,
+             const Layout& layout,
              const Spread& spread) {
   const profile::Scope timed("plan");
   Part part{samples, spread.own, samples_of(batch, chosen(samples, spread.own)), {}};
-  if (!part.paths.empty()) part.plan = trie::plan(part.paths, options);
+  part.plan = plan_of(part.paths, options, layout);
   return part;
 }
 
@@ -161,29 +162,31 @@ void walk_part(const Config& config,
                    part.paths,
                    part.plan);
   const bool at_once = is_whole(losses.options) && !losses.whole;
-  result.walk =
-      walk(model,
-           part.plan,
-           losses.head,
-           at_once ? LossScope::kMiniBatch : LossScope::kSample,
-           [&](const std::vector<int32_t>& planned, const TokenOutputs& outputs) {
-             std::vector<int32_t> which;  // places in the mini-batch
-             for (const int32_t k : planned) which.push_back(static_cast<int32_t>(part.own[k]));
-             for (size_t s = 0; s < which.size(); ++s) {
-               const int64_t begin = outputs.offsets[s];
-               result.log_prob[which[s]] =
-                   outputs.value.narrow(0, begin, outputs.offsets[s + 1] - begin).clone();
-             }
-             if (losses.whole) return losses.whole->gradients(which);
-             const algo::LossResult loss = algo::actor_loss(
-                 loss_tokens(config, batch, part.samples, losses.weights, which, outputs),
-                 losses.weights.scale,
-                 losses.options);
-             add(loss.metrics, result.loss);
-             return TokenGradients{.value = loss.grad_log_prob, .entropy = loss.grad_entropy};
-           },
-           watching,
-           {.scope = routers, .ranks = layout.ranks});
+  result.walk = walk(
+      model,
+      part.plan,
+      losses.head,
+      at_once ? LossScope::kMiniBatch : LossScope::kSample,
+      [&](const std::vector<int32_t>& planned, const TokenOutputs& outputs) {
+        std::vector<int32_t> which;  // places in the mini-batch
+        for (const int32_t k : planned) which.push_back(static_cast<int32_t>(part.own[k]));
+        for (size_t s = 0; s < which.size(); ++s) {
+          const int64_t begin = outputs.offsets[s];
+          result.log_prob[which[s]] =
+              outputs.value.narrow(0, begin, outputs.offsets[s + 1] - begin).clone();
+        }
+        if (losses.whole) return losses.whole->gradients(which);
+        const algo::LossResult loss = algo::actor_loss(
+            loss_tokens(config, batch, part.samples, losses.weights, which, outputs),
+            losses.weights.scale,
+            losses.options);
+        add(loss.metrics, result.loss);
+        return TokenGradients{.value = loss.grad_log_prob, .entropy = loss.grad_entropy};
+      },
+      watching,
+      {.scope = routers, .ranks = layout.adding()},
+      layout.context);
+  if (!layout.context.is_alone()) merge_walk(result.walk, *layout.context.ranks);
   finish_pass(layout.observer);
 }
 
@@ -210,7 +213,7 @@ UpdateResult local_gradients(const Config& config,
   const trie::PlanOptions planning =
       plan_options(config.sharing, layout, block_limits(config.actor), /*for_backward=*/true);
   const Spread spread = spread_groups(batch, mini_batch.samples, planning, layout.ranks);
-  const Part part = part_of(batch, mini_batch.samples, planning, spread);
+  const Part part = part_of(batch, mini_batch.samples, planning, layout, spread);
 
   UpdateResult result;
   result.num_tokens = losses.weights.scale.num_tokens;
@@ -233,7 +236,8 @@ UpdateResult local_gradients(const Config& config,
          LossScope::kSample,
          /*loss=*/nullptr,
          /*observer=*/nullptr,
-         {.scope = routers.get(), .ranks = layout.ranks});
+         {.scope = routers.get(), .ranks = layout.adding()},
+         layout.context);
   }
   model.params().finish_grads();
   if (routers) result.routers = routers->figures();
@@ -250,9 +254,9 @@ UpdateResult accumulate_gradients(const Config& config,
                                   models::CausalLM& model) {
   UpdateResult result = local_gradients(config, batch, mini_batch, layout, model);
   // A keeper has summed them.
-  if (layout.ranks != nullptr && model.params().keeper() == nullptr) {
+  if (layout.adding() != nullptr && model.params().keeper() == nullptr) {
     parallel::sum_gradients(
-        model.params(), *layout.ranks, parallel::kBucketElements, layout.expert_ranks);
+        model.params(), *layout.adding(), parallel::kBucketElements, layout.expert_ranks);
   }
   return result;
 }
@@ -268,18 +272,16 @@ UpdateResult verified_gradients(const Config& config,
   ParamTable& params = model.params().owned();
   const bool in_parts = model.params().keeper() != nullptr;
   const std::vector<at::Tensor> gradients = clone_gradients(params);
-  UpdateResult dense =
-      accumulate_gradients(config,
-                           batch,
-                           mini_batch,
-                           {false, layout.cost, nullptr, layout.ranks, layout.expert_ranks},
-                           model);
+  Layout without = layout;
+  without.share = false;
+  without.observer = nullptr;
+  UpdateResult dense = accumulate_gradients(config, batch, mini_batch, without, model);
   const VerifyResult verdict = verify_gradients(gradients,
                                                 shared.loss.loss,
                                                 dense.loss.loss,
                                                 model.options().dtype,
                                                 params,
-                                                in_parts ? layout.ranks : nullptr);
+                                                in_parts ? layout.adding() : nullptr);
   UpdateResult& used = verdict.passed ? shared : dense;
   used.warnings.push_back(verdict.line());
   used.sharing_failed = !verdict.passed;

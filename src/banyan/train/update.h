@@ -53,7 +53,7 @@ UpdateResult update(const Config& config,
                     models::CausalLM& model,
                     optim::AdamW& optimizer);
 
-// Gradients of the mini-batch only (no clipping, no optimizer), summed over layout.ranks.
+// Gradients of the mini-batch only (no clipping, no optimizer), summed over layout.adding().
 UpdateResult accumulate_gradients(const Config& config,
                                   const Batch& batch,
                                   const MiniBatch& mini_batch,

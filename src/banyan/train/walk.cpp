@@ -59,9 +59,7 @@ class Walk {
     if (model_.expert_ranks() != nullptr) {
       lockstep_.emplace(*model_.expert_ranks(), [this](Pass pass) { model_.idle(pass); });
     }
-    // Those count the passes of a rank by its blocks.
-    BANYAN_ASSERT(context_.is_alone() || (keeper_ == nullptr && !lockstep_ && routers == nullptr),
-                  "context parallel with weights in parts or experts over ranks");
+    BANYAN_ASSERT(context_.is_alone() || !lockstep_, "context parallel with experts over ranks");
   }
   ~Walk() { model_.set_router_scope(nullptr); }
   Walk(const Walk&) = delete;
@@ -164,7 +162,9 @@ class Walk {
 
   void backward(int32_t round) {
     if (context_.is_idle(round)) {
+      if (keeper_ != nullptr) keeper_->begin(Pass::kBackward);
       context_.idle_backward(round);
+      if (keeper_ != nullptr) keeper_->end(Pass::kBackward);
     } else {
       backward_of(context_.own(round));
     }
@@ -214,7 +214,9 @@ class Walk {
     clock_.lap();
     const bool with_heads = !states_[context_.begin(round)].has_head;
     if (context_.is_idle(round)) {
+      if (keeper_ != nullptr) keeper_->begin(Pass::kForward);
       context_.idle_forward(round);
+      if (keeper_ != nullptr) keeper_->end(Pass::kForward);
     } else {
       run_forward_of(context_.own(round), round, keep, recompute);
     }
@@ -301,7 +303,7 @@ class Walk {
     int64_t carry = 0;
     for (size_t b = 0; b < states_.size(); ++b) {
       if (states_[b].live) {
-        tokens += plan_.blocks[b].num_own();
+        tokens += context_.part(static_cast<int32_t>(b)).num_own();
         activations += states_[b].body.bytes();
       }
       carry += states_[b].store.bytes();
@@ -344,9 +346,16 @@ std::vector<int32_t> all_samples(const trie::Plan& plan) {
   return samples;
 }
 
+// Forwards of a pass without gradients over all blocks, which a rank runs one by one or one a
+// round.
+std::string forwards_of(const trie::Plan& plan) {
+  const auto width = static_cast<size_t>(plan.blocks_per_round);
+  return std::string((plan.blocks.size() + width - 1) / width, 'F');
+}
+
 // The passes of a walk's entries, behind a pass without gradients over all blocks if there is one.
 std::string passes_of(const trie::Plan& plan, bool scored_before) {
-  std::string passes(scored_before ? plan.blocks.size() : 0, 'F');
+  std::string passes = scored_before ? forwards_of(plan) : "";
   for (const trie::Entry& entry : plan.entries) {
     if (entry.action == trie::Action::kBackward) passes += 'B';
     if (entry.action == trie::Action::kForward || entry.action == trie::Action::kRecompute) {
@@ -386,7 +395,7 @@ WalkStats walk(models::CausalLM& model,
   const bool counts_apart = has_router_losses && walks_together(model);
   const bool scores_before =
       (whole && num_losses > 1) || counts_apart || (has_router_losses && goes_back_and_forth(plan));
-  pass.start(counts_apart ? std::string(plan.blocks.size(), 'F') : passes_of(plan, scores_before));
+  pass.start(counts_apart ? forwards_of(plan) : passes_of(plan, scores_before));
   bool done = false;  // the one loss of the whole mini-batch
   const auto whole_loss = [&] {
     const profile::PhaseScope phase(profile::Phase::kLoss);
@@ -451,7 +460,7 @@ SampleScores score_samples(models::CausalLM& model,
   const profile::PhaseScope phase(profile::Phase::kScore);
   const feature::Running running;
   Walk pass(model, plan, head, observer, /*routers=*/nullptr, context);
-  pass.start(std::string(plan.blocks.size(), 'F'));
+  pass.start(forwards_of(plan));
   pass.forward_all();
   pass.finish();
   if (observer != nullptr) pass.outputs(all_samples(plan));

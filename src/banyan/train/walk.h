@@ -83,9 +83,9 @@ struct WalkStats {
 // `observer`, if given, sees the pass; it changes no number. `routers`, if given, counts what the
 // routers of the model choose, is closed over `ranks`, and adds its losses to the gradients; a plan
 // whose backwards begin before its last forward runs forward without gradients first, if it has
-// losses. `context`: the ranks that walk the plan together, all with the same arguments; not with
-// weights in parts, experts over ranks or `routers`. Throws [banyan bug] on a plan that runs a
-// backward before the losses it needs.
+// losses. `context`: the ranks that walk the plan together, all with the same arguments, which must
+// have no experts dealt out. Throws [banyan bug] on a plan that runs a backward before the losses
+// it needs.
 WalkStats walk(models::CausalLM& model,
                const trie::Plan& plan,
                const HeadSpec& head,

@@ -12,10 +12,10 @@
 
 namespace banyan::trie {
 
-// Rounds as few as max_tokens_per_block tokens a rank allow. All forwards come first; with several
-// rounds the activations of all but the last are dropped and computed again. The entries name
-// rounds (Plan::blocks_per_round). Limits of samples, options.carry and unshare_margin do not hold
-// here. Throws as plan().
+// Rounds as few as max_tokens_per_block tokens a rank and max_samples_per_block samples that end in
+// a round allow. All forwards come first; with several rounds the activations of all but the last
+// are dropped and computed again. The entries name rounds (Plan::blocks_per_round). options.carry
+// and unshare_margin do not hold here. Throws as plan().
 Plan context_plan(const std::vector<Sample>& samples, const PlanOptions& options, int64_t ranks);
 
 }  // namespace banyan::trie
