@@ -95,14 +95,14 @@ def expect_equal(got: Path, wanted: Path) -> None:
     assert by_step(read(got / "metrics.jsonl"))[1]["comm/cp/all_to_all_bytes"] > 0
 
 
-def test_a_run_over_two_processes_equals_one(tmp_path, arguments):
-    one, ranges, heads = (tmp_path / name for name in ("one", "ranges", "heads"))
+@pytest.mark.parametrize("key", [RANGES, pytest.param(HEADS, marks=pytest.mark.slow)])
+def test_a_run_over_two_processes_equals_one(tmp_path, arguments, key):
+    one, two = tmp_path / "one", tmp_path / "two"
     alone = run([sys.executable, *MAIN, *arguments, f"trainer.default_local_dir={one}"])
     assert alone.returncode == 0, alone.stdout
-    for directory, size in ((ranges, f"{RANGES}=2"), (heads, f"{HEADS}=2")):
-        both = run(torchrun(2, *MAIN, *arguments, size, f"trainer.default_local_dir={directory}"))
-        assert both.returncode == 0, both.stdout
-        expect_equal(directory, one)
+    both = run(torchrun(2, *MAIN, *arguments, f"{key}=2", f"trainer.default_local_dir={two}"))
+    assert both.returncode == 0, both.stdout
+    expect_equal(two, one)
 
 
 @pytest.mark.slow

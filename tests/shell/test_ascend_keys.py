@@ -139,6 +139,13 @@ REFUSED = [
     (f"{A}.profiler.tool_config.npu.level", "1", "0"),
 ]
 
+# Other places of a size, and the one of a role that is read.
+PLACES = [
+    (f"{O}.context_parallel_size", "megatron.context_parallel_size"),
+    (f"{A}.context_parallel_size", "megatron.context_parallel_size"),
+    (f"{F}.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size"),
+]
+
 
 def resolved(*argv: str):
     return resolve([*BASE, *argv], "ppo_megatron_trainer", environ={})
@@ -219,14 +226,7 @@ def test_two_homes_must_agree():
     assert "wanted one value" in error_of(f"+{O}.{two[0]}=true", f"+{O}.{two[1]}=false")
 
 
-@pytest.mark.parametrize(
-    ("place", "leaf"),
-    [
-        (f"{O}.context_parallel_size", "megatron.context_parallel_size"),
-        (f"{A}.context_parallel_size", "megatron.context_parallel_size"),
-        (f"{F}.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size"),
-    ],
-)
+@pytest.mark.parametrize(("place", "leaf"), PLACES)
 def test_a_size_of_context_parallel_may_stand_in_any_of_its_places(place, leaf):
     homes = [f"{role}.{leaf}" for role in (A, "actor_rollout_ref.ref", "critic")]
     config = resolved(f"+{place}=2")
@@ -289,7 +289,7 @@ def test_the_lists_above_hold_every_key_of_the_documents():
         )
     }
     sections = set(SHORT.values()) | {SGLANG}
-    listed = {key for key, *_ in [*HONOURED, *EQUIVALENT, *ENGINE, *REFUSED]}
+    listed = {key for key, *_ in [*HONOURED, *EQUIVALENT, *ENGINE, *REFUSED, *PLACES]}
     assert len(named) > 80
     assert sorted(named - sections - listed) == []
     assert [key for key in sorted(named) if not is_known(key)] == []
