@@ -18,7 +18,8 @@ std::map<std::string, int64_t*> sizes_of(parallel::MeshShape& shape) {
           {"ep", &shape.ep},
           {"pp", &shape.pp},
           {"etp", &shape.etp},
-          {"shard", &shape.shard}};
+          {"shard", &shape.shard},
+          {"rollout", &shape.rollout}};
 }
 
 }  // namespace
@@ -29,7 +30,7 @@ parallel::MeshShape mesh_shape_from(const py::dict& sizes) {
   for (const auto& [name, size] : sizes) {
     const auto field = fields.find(name.cast<std::string>());
     BANYAN_CHECK(field != fields.end(),
-                 "[parallel] mesh: wanted tp, cp, ep, pp, etp or shard, got ",
+                 "[parallel] mesh: wanted tp, cp, ep, pp, etp, shard or rollout, got ",
                  name.cast<std::string>());
     *field->second = size.cast<int64_t>();
   }

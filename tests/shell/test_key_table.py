@@ -55,6 +55,8 @@ FIELD_KEYS = {
     "partial_rollout": "banyan.partial_rollout",
     "max_nonfinite_steps": "banyan.max_nonfinite_steps",
     "max_failed_frac": "banyan.reward.max_failed_frac",
+    "hybrid_engine": "actor_rollout_ref.hybrid_engine",
+    "max_off_policy_threshold": "trainer.v1.sampler.max_off_policy_threshold",
 }
 # Structs that stand under a node of the actor and one of the critic.
 OF_TWO_ROLES = {
@@ -81,6 +83,7 @@ STRUCTS = {
     "megatron",
     "recompute",
     "router",
+    "separate_async",
 }
 
 

@@ -39,6 +39,15 @@ def test_ranks_of_one_machine_see_the_devices_of_all_of_them_in_their_order():
         (["train", "trainer.n_gpus_per_node=4"], 4),
         (["train", "trainer.nnodes=2", "--share", "on", "+trainer.n_gpus_per_node=4"], 8),
         (["sft", "trainer.n_gpus_per_node=4", "trainer.n_gpus_per_node=2"], 2),
+        (["train", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.nnodes=2"], 6),
+        (
+            [
+                "train",
+                "actor_rollout_ref.rollout.nnodes=1",
+                "actor_rollout_ref.rollout.n_gpus_per_node=3",
+            ],
+            4,
+        ),
     ],
 )
 def test_the_number_of_ranks_is_that_of_the_commands_keys(monkeypatch, command, wanted):

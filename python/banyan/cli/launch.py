@@ -8,7 +8,8 @@ import difflib
 from banyan.errors import UserError
 
 _COMMANDS = ("train", "sft", "dpo", "reward-model")
-_KEYS = {"trainer.nnodes": 1, "trainer.n_gpus_per_node": 1}
+_MACHINES, _DEVICES_OF_ONE = "trainer.nnodes", "trainer.n_gpus_per_node"
+_ROLLOUT = "actor_rollout_ref.rollout"
 _DEVICES = ("cpu", "cuda", "npu")
 
 
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         type=int,
         metavar="N",
-        help="processes (default: trainer.nnodes times trainer.n_gpus_per_node of the command)",
+        help="processes (default: trainer.nnodes times trainer.n_gpus_per_node of the command, and those of rollout)",
     )
     parser.add_argument(
         "--cpus-per-rank", type=int, default=1, metavar="N", help="processors and threads of each"
@@ -56,14 +57,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ranks_of(command: list[str]) -> int:
-    ranks = 1
-    for key, default in _KEYS.items():
-        text = _value(command, key)
-        try:
-            ranks *= int(text) if text is not None else default
-        except ValueError:
-            raise UserError(f"[launch] {key}: wanted a number >= 1, got {text!r}") from None
-    return ranks
+    """Those that train, and those that only generate."""
+    devices = _number(command, _DEVICES_OF_ONE, 1)
+    ranks = _number(command, _MACHINES, 1) * devices
+    generating = _number(command, f"{_ROLLOUT}.nnodes", 0)
+    return ranks + generating * _number(command, f"{_ROLLOUT}.n_gpus_per_node", devices)
+
+
+def _number(command: list[str], key: str, default: int) -> int:
+    text = _value(command, key)
+    try:
+        return int(text) if text is not None else default
+    except ValueError:
+        raise UserError(f"[launch] {key}: wanted a number >= 1, got {text!r}") from None
 
 
 def _value(command: list[str], key: str) -> str | None:

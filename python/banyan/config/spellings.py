@@ -53,6 +53,13 @@ def verls(key: str) -> str:
     return key
 
 
+def _fill_devices(leaves: dict[str, Any]) -> None:
+    """Machines that only generate have as many devices as the others, unless their own key says otherwise."""
+    own, others = "actor_rollout_ref.rollout.n_gpus_per_node", "trainer.n_gpus_per_node"
+    if leaves.get(own) is None and others in leaves:
+        leaves[own] = leaves[others]
+
+
 def apply(leaves: dict[str, Any]) -> list[str]:
     """Renames the other spellings in `leaves` and checks what has two homes; returns lines to say."""
     notes = _take_sizes(leaves)
@@ -62,6 +69,7 @@ def apply(leaves: dict[str, Any]) -> list[str]:
         _check_equal(leaves, home, value, name)
         leaves[home] = value
         notes.append(f"{name}: verl's key is {home}")
+    _fill_devices(leaves)
     for role in _ROLES:
         override = f"{role}.megatron.{_OVERRIDE}"
         for key in _TWO_HOMES:

@@ -74,9 +74,8 @@ class Host:
         self._texts: dict[
             tuple[int, int], str
         ] = {}  # responses of the pass at hand, by (row, index)
-        self.has_started = (
-            False  # the core asked for its first prompts: models and checkpoint are loaded
-        )
+        # The core asked for its first prompts, or whether to stop: models and checkpoint are loaded.
+        self.has_started = False
 
     def next_prompts(self, num_rows: int) -> list[dict[str, Any]]:
         self.has_started = True
@@ -186,6 +185,7 @@ class Host:
         self._log.say(line)
 
     def should_stop(self) -> bool:
+        self.has_started = True  # where others draw the prompts
         return self._should_stop()
 
     def save_state(self) -> str:

@@ -207,6 +207,7 @@ void save_into(const std::string& temporary,
   }
   together(groups, [&] {
     if (!is_first(groups)) return;
+    if (!state.ahead.empty()) io::write_text_atomic(temporary + "/" + kAheadFile, state.ahead);
     // The critic first: the outer manifest is written last and covers its files.
     for (size_t i = models.size(); i-- > 0;) write_state(folder(i), models[i], manifest);
     publish(temporary, directory, state.global_step);
@@ -309,9 +310,11 @@ TrainerState load(const std::string& path,
   optimizer.make_moments();
   if (options.critic != nullptr) options.critic->optimizer->make_moments();
   const StateFiles actor(path, manifest, model, optimizer);
+  TrainerState state = manifest.trainer;
+  if (manifest.files.contains(kAheadFile)) state.ahead = io::read_text(path + "/" + kAheadFile);
   if (options.critic == nullptr) {
     actor.restore();
-    return manifest.trainer;
+    return state;
   }
   const std::string folder = path + kCriticFolder;
   if (!manifest.files.contains(std::string("critic/") + kManifestFile)) {
@@ -321,7 +324,7 @@ TrainerState load(const std::string& path,
       folder, read_manifest(folder), *options.critic->model, *options.critic->optimizer);
   actor.restore();
   critic.restore();
-  return manifest.trainer;
+  return state;
 }
 
 }  // namespace banyan::checkpoint

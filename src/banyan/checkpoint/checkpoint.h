@@ -7,6 +7,7 @@
 //                           "sha256": of the compact text of the rest}
 // state/master.safetensors  fp32 masters;  state/moments.safetensors  m.<name>, v.<name>;  no
 // pickle anywhere.
+// state/ahead.bin           the batch that was generated ahead of the step, if there was one
 // critic/                   the same again for the critic of a run that has one; the outer manifest
 //                           covers its files too, so both appear and verify together.
 // Save: temporary folder -> write -> fsync -> rename -> `latest_checkpointed_iteration.txt` (temp +
@@ -33,6 +34,7 @@ struct TrainerState {
   int64_t skipped_in_a_row = 0;   // updates skipped for a non-finite norm, ending at this step
   std::string extra;              // JSON of the host: data loader position, anything it needs
   std::string unfinished;         // JSON of groups that a rollout cut off; empty: none
+  std::string ahead;              // bytes: a batch that is generated already; empty: none
   std::optional<double> kl_coef;  // of an adaptive controller of the KL in the reward
 };
 

@@ -27,6 +27,7 @@ TEST(Checkpoint, ComesBackBitForBit) {
   run.step();
   run.step();
   run.state.skipped_in_a_row = 3;
+  run.state.ahead = std::string("a\0\xff", 3);
   run.save();
 
   ThreeParams model;
@@ -35,6 +36,7 @@ TEST(Checkpoint, ComesBackBitForBit) {
   EXPECT_EQ(state.global_step, 2);
   EXPECT_EQ(state.skipped_in_a_row, 3);
   EXPECT_EQ(state.extra, "{\"position\": 20}");
+  EXPECT_EQ(state.ahead, run.state.ahead);
   EXPECT_EQ(optimizer.num_steps(), 2);
   EXPECT_EQ(model.num_repacks, 1);
   for (size_t i = 0; i < 3; ++i) {

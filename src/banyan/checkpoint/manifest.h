@@ -15,6 +15,7 @@ namespace banyan::checkpoint {
 inline constexpr const char* kManifestFile = "state/manifest.json";
 inline constexpr const char* kMasterFile = "state/master.safetensors";
 inline constexpr const char* kMomentsFile = "state/moments.safetensors";
+inline constexpr const char* kAheadFile = "state/ahead.bin";
 
 // Numbers [begin, begin + count) of a tensor, row after row: a 1-D tensor of its name in `file`.
 struct Piece {

@@ -162,6 +162,8 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   bool enable_sleep_mode;
   bool free_cache_engine;  // with enable_sleep_mode: the pool's memory is given back between phases
   std::string dtype;       // bfloat16 | float32: compute type of actor and rollout alike
+  int64_t nnodes;          // ranks that only generate are nnodes times n_gpus_per_node
+  std::optional<int64_t> n_gpus_per_node;
 };
 
 struct EngineConfig {                            // banyan.engine, what verl has in engine_kwargs
@@ -237,6 +239,16 @@ struct TrainerConfig {  // trainer
   std::string device;  // cpu | cuda | npu
 };
 
+struct SeparateAsyncConfig {    // trainer.v1.separate_async
+  int64_t num_warmup_batches;   // that are generated ahead
+  int64_t parameter_sync_step;  // updates between two hand-overs of the weights
+};
+
+struct TrainerV1Config {     // trainer.v1
+  std::string trainer_mode;  // sync | separate_async
+  SeparateAsyncConfig separate_async;
+};
+
 struct Config {
   ModelConfig model;
   std::optional<std::string>
@@ -259,9 +271,12 @@ struct Config {
   AlgorithmConfig algorithm;
   RewardModelConfig reward_model;
   TrainerConfig trainer;
-  int64_t train_batch_size;       // data.train_batch_size, prompts
-  int64_t max_prompt_length;      // data.max_prompt_length
-  int64_t num_train_rows;         // filled by the shell: rows after filtering
+  TrainerV1Config trainer_v1;
+  bool hybrid_engine;  // actor_rollout_ref.hybrid_engine: ranks that train generate too
+  int64_t max_off_policy_threshold;  // trainer.v1.sampler.max_off_policy_threshold
+  int64_t train_batch_size;          // data.train_batch_size, prompts
+  int64_t max_prompt_length;         // data.max_prompt_length
+  int64_t num_train_rows;            // filled by the shell: rows after filtering
   std::vector<int32_t> stop_ids;  // filled by the shell: EOS ids of tokenizer and generation config
   std::string kernels;            // banyan.kernels: native | aten
   std::optional<std::string> offload_dir;  // banyan.offload_dir: folder of what is offloaded

@@ -31,6 +31,8 @@ Groups make_groups(const Mesh& mesh, int64_t rank, const TransportOf& transport_
   groups.expert_tensor = along(Axis::kEtp);
   groups.expert_model = along(Axis::kEtpEp);
   groups.expert_data = along(Axis::kEdp);
+  groups.rollout = along(Axis::kRollout);
+  groups.hand_over = along(Axis::kHandOver);
   return groups;
 }
 
@@ -49,7 +51,9 @@ std::map<std::string, int64_t> sent_bytes(const Groups& groups) {
                                    &groups.expert,
                                    &groups.expert_tensor,
                                    &groups.expert_model,
-                                   &groups.expert_data}) {
+                                   &groups.expert_data,
+                                   &groups.rollout,
+                                   &groups.hand_over}) {
     for (const auto& [op, traffic] : ranks->traffic()) {
       out[ranks->name() + "/" + op] += traffic.bytes;
     }

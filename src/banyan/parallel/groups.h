@@ -14,7 +14,7 @@
 namespace banyan::parallel {
 
 struct Groups {
-  Collectives world;          // all processes of the run
+  Collectives world;          // all ranks that train
   Collectives data;           // dp: ranks with different samples and equal parts of the weights
   Collectives tensor;         // tp: ranks with equal samples and different parts of each layer
   Collectives context;        // cp: ranks with different tokens of the same samples
@@ -28,6 +28,8 @@ struct Groups {
   Collectives expert_tensor;  // etp
   Collectives expert_model;   // etp x ep
   Collectives expert_data;    // edp: ranks that add the gradients of experts
+  Collectives rollout;        // ranks that only generate, which are in no group above
+  Collectives hand_over;      // these, behind the first that trains
 };
 
 // The transport of group `index` of Mesh::groups().
@@ -45,6 +47,9 @@ Collectives& gradient_ranks(Groups& groups);
 
 // All of one kind: `ranks` share the samples, and nothing is cut.
 Groups data_parallel(const Collectives& ranks);
+
+// True on a rank that only generates.
+inline bool only_generates(const Groups& groups) { return groups.hand_over.rank() > 0; }
 
 // True if no rank but this one holds a part of its copy of the weights.
 bool holds_whole_model(const Groups& groups);

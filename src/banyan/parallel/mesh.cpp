@@ -22,7 +22,9 @@ constexpr std::array<const char*, kNumAxes> kNames = {"world",
                                                       "etp_ep",
                                                       "edp",
                                                       "shard",
-                                                      "replica"};
+                                                      "replica",
+                                                      "rollout",
+                                                      "hand_over"};
 
 void check_divides(int64_t world_size, int64_t product, const char* names) {
   BANYAN_CHECK(world_size % product == 0,
@@ -38,8 +40,16 @@ void check_divides(int64_t world_size, int64_t product, const char* names) {
 
 const char* axis_name(Axis axis) { return kNames.at(static_cast<size_t>(axis)); }
 
-Mesh::Mesh(int64_t world_size, const MeshShape& shape) : world_size_(world_size), shape_(shape) {
-  BANYAN_CHECK(world_size >= 1, "[parallel] processes: wanted >= 1, got ", world_size);
+Mesh::Mesh(int64_t num_processes, const MeshShape& shape)
+    : num_processes_(num_processes), world_size_(num_processes - shape.rollout), shape_(shape) {
+  BANYAN_CHECK(num_processes >= 1, "[parallel] processes: wanted >= 1, got ", num_processes);
+  BANYAN_CHECK(world_size_ >= 1,
+               "[parallel] ranks that only generate (actor_rollout_ref.rollout.nnodes x "
+               "n_gpus_per_node): wanted fewer than the processes (",
+               num_processes,
+               "), got ",
+               shape.rollout);
+  const int64_t world_size = world_size_;
   for (const int64_t size : {shape.tp, shape.cp, shape.ep, shape.pp, shape.etp}) {
     BANYAN_CHECK(size >= 1, "[parallel] size of an axis: wanted >= 1, got ", size);
   }
@@ -57,7 +67,7 @@ Mesh::Mesh(int64_t world_size, const MeshShape& shape) : world_size_(world_size)
                "), got ",
                shape_.shard);
   for (int64_t axis = 0; axis < kNumAxes; ++axis) {
-    for (int64_t rank = 0; rank < world_size; ++rank) {
+    for (int64_t rank = 0; rank < num_processes; ++rank) {
       std::vector<int64_t> ranks = ranks_of(static_cast<Axis>(axis), rank);
       if (ranks.size() < 2 || ranks.front() != rank) continue;
       const auto same = std::find_if(groups_.begin(), groups_.end(), [&](const MeshGroup& group) {
@@ -114,12 +124,25 @@ std::vector<int64_t> Mesh::coordinates(Axis axis, int64_t rank) const {
       return {tp, pp, dp_cp / shape_.shard};
     case Axis::kReplica:
       return {tp, pp, dp_cp % shape_.shard};
+    case Axis::kRollout:
+    case Axis::kHandOver:
+      break;
   }
   return {};
 }
 
 std::vector<int64_t> Mesh::ranks_of(Axis axis, int64_t rank) const {
-  BANYAN_ASSERT(rank >= 0 && rank < world_size_, "rank ", rank, " of ", world_size_);
+  BANYAN_ASSERT(rank >= 0 && rank < num_processes_, "rank ", rank, " of ", num_processes_);
+  const bool only_generates = rank >= world_size_;
+  if (axis == Axis::kRollout || axis == Axis::kHandOver) {
+    const bool hands_over = axis == Axis::kHandOver && rank == 0;
+    if (!only_generates && !hands_over) return {rank};
+    std::vector<int64_t> ranks;
+    if (axis == Axis::kHandOver) ranks.push_back(0);
+    for (int64_t other = world_size_; other < num_processes_; ++other) ranks.push_back(other);
+    return ranks;
+  }
+  if (only_generates) return {rank};
   const std::vector<int64_t> mine = coordinates(axis, rank);
   std::vector<int64_t> ranks;
   for (int64_t other = 0; other < world_size_; ++other) {
@@ -140,7 +163,7 @@ int64_t Mesh::size(Axis axis) const { return static_cast<int64_t>(ranks_of(axis,
 
 std::string Mesh::describe(int64_t rank) const {
   std::string where;
-  for (const Axis axis : {Axis::kTp, Axis::kCp, Axis::kDp, Axis::kPp}) {
+  for (const Axis axis : {Axis::kTp, Axis::kCp, Axis::kDp, Axis::kPp, Axis::kRollout}) {
     const std::vector<int64_t> ranks = ranks_of(axis, rank);
     if (ranks.size() < 2) continue;
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();

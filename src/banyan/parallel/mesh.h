@@ -2,7 +2,8 @@
 // order tp-cp-ep-dp-pp, leftmost fastest:
 //   dense   rank = tp + TP (cp + CP (dp + DP pp))         DP  = world / (TP CP PP)
 //   expert  rank = etp + ETP (ep + EP (edp + EDP pp))     EDP = world / (ETP EP PP)
-// so CP and a part of DP fold into EP. Hybrid sharding cuts the ranks of dp x cp into `shard`
+// so CP and a part of DP fold into EP. `rollout` further ranks come after these and only generate;
+// world is the number of those that train. Hybrid sharding cuts the ranks of dp x cp into `shard`
 // neighbours that hold one copy of the weights, and `replica` copies. A group is all ranks that are
 // equal on the other axes; groups with equal members are one group. Torch-free.
 #pragma once
@@ -20,7 +21,8 @@ struct MeshShape {
   int64_t ep = 1;
   int64_t pp = 1;
   int64_t etp = 1;
-  int64_t shard = 0;  // ranks of dp x cp that hold one copy of the weights; 0: all of them
+  int64_t shard = 0;    // ranks of dp x cp that hold one copy of the weights; 0: all of them
+  int64_t rollout = 0;  // ranks behind the others that only generate
 };
 
 enum class Axis : uint8_t {
@@ -36,11 +38,13 @@ enum class Axis : uint8_t {
   kEtp,
   kEp,
   kEtpEp,
-  kEdp,      // gradients of experts
-  kShard,    // weights cut over these ranks
-  kReplica,  // equal shards
+  kEdp,       // gradients of experts
+  kShard,     // weights cut over these ranks
+  kReplica,   // equal shards
+  kRollout,   // those that only generate
+  kHandOver,  // the first that trains, and those that only generate
 };
-inline constexpr int64_t kNumAxes = 15;
+inline constexpr int64_t kNumAxes = 17;
 const char* axis_name(Axis axis);  // "dp", "dp_cp", ...
 
 struct MeshGroup {
@@ -50,10 +54,9 @@ struct MeshGroup {
 
 class Mesh {
  public:
-  // Throws [parallel] naming the sizes where they do not divide `world_size`.
-  Mesh(int64_t world_size, const MeshShape& shape);
+  // Throws [parallel] naming the sizes where they do not divide the number of ranks that train.
+  Mesh(int64_t num_processes, const MeshShape& shape);
 
-  int64_t world_size() const { return world_size_; }
   int64_t size(Axis axis) const;
 
   // Every group of two and more ranks, in the one order in which all ranks create them.
@@ -69,7 +72,8 @@ class Mesh {
  private:
   std::vector<int64_t> coordinates(Axis axis, int64_t rank) const;
 
-  int64_t world_size_;
+  int64_t num_processes_;
+  int64_t world_size_;  // ranks that train
   MeshShape shape_;
   int64_t dp_ = 1;
   int64_t edp_ = 1;

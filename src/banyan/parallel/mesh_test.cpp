@@ -118,6 +118,18 @@ TEST(Mesh, HybridShardingCutsNeighbours) {
   EXPECT_EQ(mesh.ranks_of(Axis::kReplica, 5), (std::vector<int64_t>{1, 5}));
 }
 
+TEST(Mesh, RanksThatOnlyGenerateComeLast) {
+  const Mesh mesh(7, {.tp = 2, .rollout = 3});
+  EXPECT_EQ(mesh.ranks_of(Axis::kWorld, 0), (std::vector<int64_t>{0, 1, 2, 3}));
+  EXPECT_EQ(mesh.ranks_of(Axis::kDp, 1), (std::vector<int64_t>{1, 3}));
+  EXPECT_EQ(mesh.ranks_of(Axis::kRollout, 5), (std::vector<int64_t>{4, 5, 6}));
+  EXPECT_EQ(mesh.ranks_of(Axis::kHandOver, 6), (std::vector<int64_t>{0, 4, 5, 6}));
+  EXPECT_EQ(mesh.ranks_of(Axis::kHandOver, 2), (std::vector<int64_t>{2}));
+  EXPECT_EQ(mesh.ranks_of(Axis::kTp, 4), (std::vector<int64_t>{4}));
+  EXPECT_EQ(mesh.describe(5), "rank 5 (rollout 1)");
+  EXPECT_EQ(Mesh(2, {.rollout = 1}).groups().size(), 1U);
+}
+
 TEST(Mesh, OneProcessHasNoGroup) {
   const Mesh mesh(1, {});
   EXPECT_TRUE(mesh.groups().empty());
@@ -139,6 +151,9 @@ TEST(Mesh, SizesThatDoNotFitAreNamed) {
             "number of processes (6), got 4");
   EXPECT_EQ(message_of(8, {.shard = 3}),
             "[parallel] fsdp_size: wanted a divisor of data x context parallel size (8), got 3");
+  EXPECT_EQ(message_of(2, {.rollout = 2}),
+            "[parallel] ranks that only generate (actor_rollout_ref.rollout.nnodes x "
+            "n_gpus_per_node): wanted fewer than the processes (2), got 2");
   EXPECT_EQ(message_of(0, {}), "[parallel] processes: wanted >= 1, got 0");
 }
 

@@ -64,6 +64,7 @@ class FakeHost final : public Host {
   }
   void say(const std::string& line) override { said.push_back(line); }
   bool should_stop() override { return stop_; }
+  void ask_to_stop() { stop_ = true; }
   std::string save_state() override { return std::to_string(next_); }
   void load_state(const std::string& state) override { next_ = std::stoll(state); }
 

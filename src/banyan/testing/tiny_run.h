@@ -183,6 +183,7 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   rollout.enable_sleep_mode = true;
   rollout.free_cache_engine = true;
   rollout.dtype = "bfloat16";
+  rollout.nnodes = 0;
   config.engine = {.kv_cache_memory_bytes = {},
                    .mem_fraction_static = {},
                    .host_kv_bytes = -1,
@@ -215,6 +216,10 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   trainer.default_local_dir = run_dir;
   trainer.resume_mode = "auto";
   trainer.device = "cpu";
+  config.trainer_v1 = {.trainer_mode = "sync",
+                       .separate_async = {.num_warmup_batches = 1, .parameter_sync_step = 1}};
+  config.hybrid_engine = true;
+  config.max_off_policy_threshold = 8;
   config.train_batch_size = 4;
   config.max_prompt_length = 64;
   config.num_train_rows = 8;

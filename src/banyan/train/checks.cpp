@@ -10,6 +10,7 @@
 #include "banyan/train/offload.h"
 #include "banyan/train/parallel_keys.h"
 #include "banyan/train/sharded_model.h"
+#include "banyan/train/trainer_mode.h"
 #include "banyan/train/update.h"
 #include "banyan/train/verify.h"
 
@@ -93,6 +94,7 @@ std::vector<std::string> check_config(const Config& config) {
   check_critic(config);
   check_rewards(config);
   std::vector<std::string> lines = open_choices(config);
+  check_trainer_mode(config, lines);
   note_first_rate("actor", config.actor.optim, total_steps(config), lines);
   if (wants_critic(config)) {
     note_first_rate("critic", config.critic.optim, total_steps(config), lines);

@@ -132,6 +132,8 @@ void read_rollout(const ConfigNode& node, RolloutConfig& rollout) {
   node.read("enable_sleep_mode", rollout.enable_sleep_mode);
   node.read("free_cache_engine", rollout.free_cache_engine);
   node.read("dtype", rollout.dtype);
+  node.read("nnodes", rollout.nnodes);
+  node.read("n_gpus_per_node", rollout.n_gpus_per_node);
 }
 
 void read_engine(const ConfigNode& node, EngineConfig& engine) {
@@ -157,6 +159,12 @@ void read_trainer(const ConfigNode& node, TrainerConfig& trainer) {
   node.read("resume_from_path", trainer.resume_from_path);
   node.read("max_actor_ckpt_to_keep", trainer.max_actor_ckpt_to_keep);
   node.read("device", trainer.device);
+}
+
+void read_trainer_v1(const ConfigNode& node, TrainerV1Config& trainer) {
+  node.read("trainer_mode", trainer.trainer_mode);
+  node.read("separate_async.num_warmup_batches", trainer.separate_async.num_warmup_batches);
+  node.read("separate_async.parameter_sync_step", trainer.separate_async.parameter_sync_step);
 }
 
 // How FSDP cuts: keys that only the trainer of RL has.
@@ -250,6 +258,9 @@ Config config_from_json(const std::string& text) {
   node("reward.reward_model.").read("enable", config.reward_model.enable);
   node("reward.reward_model.").read("model_path", config.reward_model.model_path);
   read_trainer(node("trainer."), config.trainer);
+  read_trainer_v1(node("trainer.v1."), config.trainer_v1);
+  node("trainer.v1.sampler.").read("max_off_policy_threshold", config.max_off_policy_threshold);
+  node("actor_rollout_ref.").read("hybrid_engine", config.hybrid_engine);
   node("data.").read("train_batch_size", config.train_batch_size);
   node("data.").read("max_prompt_length", config.max_prompt_length);
   node("_shell.").read("num_train_rows", config.num_train_rows);

@@ -68,15 +68,15 @@ class FinetuneRun {
       cost = calibrated_cost(*model_, config.trainer.default_local_dir, ranks_);
     }
     if (!config_.data.max_token_len_per_gpu && config.sharing.max_tokens_per_block == 0) {
-      config_.data.max_token_len_per_gpu =
-          chosen_token_budget(config.trainer.default_local_dir,
-                              "model",
-                              "data.max_token_len_per_gpu",
-                              *model_,
-                              {.free_bytes = free_bytes_of_rank(model_->options().device, ranks_),
-                               .reserved_bytes = coming_bytes(*model_, step_ == 0)},
-                              host_,
-                              ranks_);
+      config_.data.max_token_len_per_gpu = chosen_token_budget(
+          config.trainer.default_local_dir,
+          "model",
+          "data.max_token_len_per_gpu",
+          *model_,
+          {.free_bytes = free_bytes_of_rank(model_->options().device, ranks_.size()),
+           .reserved_bytes = coming_bytes(*model_, step_ == 0)},
+          host_,
+          ranks_);
     }
     const OffloadOptions away = offload_of(config.engine, /*megatron=*/{}, config.offload_dir);
     if (wants_folder(away)) host_.say(kWantsFolder);

@@ -4,17 +4,22 @@
 
 #include "banyan/core/memory.h"
 #include "banyan/train/detail/metrics.h"
+#include "banyan/train/trainer_mode.h"
 
 namespace banyan::train {
 namespace {
 
 constexpr double kGigabyte = 1024.0 * 1024.0 * 1024.0;
 
-void timing_metrics(const StepResult& result, Metrics& metrics) {
+void timing_metrics(const Config& config, const StepResult& result, Metrics& metrics) {
   const StageSeconds& seconds = result.seconds;
   const bool has_critic = !result.critic_updates.empty();
   metrics["timing_s/gen"] = seconds.gen;
   metrics["timing_s/reward"] = seconds.reward;
+  if (num_rollout_ranks(config) > 0) {
+    metrics["timing_s/rollout_idle"] = seconds.rollout_idle;
+    metrics["timing_s/wait_for_rollout"] = seconds.wait_for_rollout;
+  }
   metrics["timing_s/old_log_prob"] = seconds.old_log_prob;
   metrics["timing_s/ref"] = seconds.ref;
   metrics["timing_s/adv"] = seconds.adv;
@@ -61,7 +66,8 @@ Metrics step_metrics(const Config& config, const StepResult& result, int64_t ste
   detail::data_metrics(config, result, metrics);
   detail::update_metrics(config, result, metrics);
   detail::rollout_gap_metrics(config, result, metrics);
-  timing_metrics(result, metrics);
+  detail::off_policy_metrics(result.batch, step, metrics);
+  timing_metrics(config, result, metrics);
   memory_metrics(result, metrics);
   rollout_metrics(result.rollout.stats, metrics);
   metrics["training/global_step"] = static_cast<double>(step);

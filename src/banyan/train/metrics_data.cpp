@@ -185,6 +185,8 @@ void data_metrics(const Config& config, const StepResult& result, Metrics& metri
     metrics["rollout/cut_groups"] = static_cast<double>(result.over_sample.cut_groups);
     metrics["rollout/resumed_responses"] =
         static_cast<double>(result.over_sample.resumed_responses);
+    metrics["training/off_policy/evicted_samples"] =
+        static_cast<double>(result.over_sample.evicted_samples);
   }
   if (!config.algorithm.filter_groups.enable) return;
   const FilterStats& filter = result.filter;

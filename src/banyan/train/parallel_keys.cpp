@@ -6,6 +6,7 @@
 #include "banyan/parallel/tensor_parallel.h"
 #include "banyan/train/critic.h"
 #include "banyan/train/sharded_model.h"
+#include "banyan/train/trainer_mode.h"
 #include "banyan/train/ulysses.h"
 
 namespace banyan::train {
@@ -66,7 +67,8 @@ void check_context(const Config& config) {
 parallel::MeshShape mesh_shape(const Config& config) {
   return {.tp = config.actor.megatron.tensor_model_parallel_size,
           .cp = context_size(config),
-          .shard = std::max<int64_t>(0, config.actor.fsdp.fsdp_size)};
+          .shard = std::max<int64_t>(0, config.actor.fsdp.fsdp_size),
+          .rollout = num_rollout_ranks(config)};
 }
 
 void check_parallel(const Config& config) {
@@ -106,6 +108,14 @@ void check_parallel(const Config& config) {
 }
 
 void check_parallel(const Config& config, const parallel::Groups& groups) {
+  const int64_t rollout = num_rollout_ranks(config);
+  BANYAN_CHECK(rollout == 0 || !groups.world.is_first() || groups.hand_over.size() == rollout + 1,
+               "[config] actor_rollout_ref.rollout.nnodes x n_gpus_per_node: wanted fewer than the "
+               "processes of the run (",
+               groups.world.size(),
+               "), got ",
+               rollout,
+               "; start them with torchrun --nproc-per-node N -m banyan.trainer.main_ppo ...");
   const int64_t tensor = config.actor.megatron.tensor_model_parallel_size;
   BANYAN_CHECK(groups.tensor.size() == tensor,
                "[config] ",

@@ -1,10 +1,14 @@
 #include "banyan/train/run_support.h"
 
+#include <ATen/Parallel.h>
+
 #include <chrono>
 #include <filesystem>
 #include <optional>
 
 #include "banyan/core/error.h"
+#include "banyan/core/memory.h"
+#include "banyan/core/threads.h"
 #include "banyan/ops/edge_logprob.h"
 #include "banyan/parallel/tensor_parallel.h"
 #include "banyan/train/calibrate.h"
@@ -36,6 +40,11 @@ std::string look_for_checkpoint(const std::string& resume_mode,
 }
 
 }  // namespace
+
+void set_up_process() {
+  keep_freed_memory();
+  at::set_num_threads(static_cast<int>(choose_threads(thread_facts())));
+}
 
 std::string find_checkpoint(const std::string& resume_mode,
                             const std::optional<std::string>& from_path,
@@ -71,9 +80,9 @@ trie::CostModel calibrated_cost(models::CausalLM& model,
   return broadcast(kept.value_or(cost), ranks);
 }
 
-int64_t free_bytes_of_rank(at::Device device, const parallel::Collectives& ranks) {
+int64_t free_bytes_of_rank(at::Device device, int64_t num_processes) {
   const int64_t bytes = free_memory_bytes(device);
-  return device.is_cpu() ? bytes / ranks.size() : bytes;
+  return device.is_cpu() ? bytes / num_processes : bytes;
 }
 
 int64_t chosen_token_budget(const std::string& directory,

@@ -14,6 +14,9 @@
 
 namespace banyan::train {
 
+// Threads and memory of this process, before it loads a model.
+void set_up_process();
+
 // Path of the checkpoint to go on from: the newest whole one in `directory` (auto), `from_path`
 // (resume_path), or "" for none (disable). The first rank looks for all; newer ones that cannot be
 // used are said. Throws [config] for another mode or a path that is missing, FileError as
@@ -30,9 +33,9 @@ trie::CostModel calibrated_cost(models::CausalLM& model,
                                 const std::string& directory,
                                 parallel::Collectives& ranks);
 
-// What this rank may take of the free memory. The processes of a machine share its memory; those of
-// other machines are counted too, which errs on the safe side.
-int64_t free_bytes_of_rank(at::Device device, const parallel::Collectives& ranks);
+// What one of the processes of a run may take of the free memory. Those of a machine share its
+// memory; those of other machines are counted too, which errs on the safe side.
+int64_t free_bytes_of_rank(at::Device device, int64_t num_processes);
 
 // token_budget_once for `model` in `directory`, chosen by the first rank for all. Beside what
 // `left` says the probabilities that the vocabulary head keeps are set aside.

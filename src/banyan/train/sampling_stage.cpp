@@ -8,6 +8,7 @@
 
 #include "banyan/algo/group_filter.h"
 #include "banyan/core/error.h"
+#include "banyan/train/trainer_mode.h"
 
 namespace banyan::train {
 namespace {
@@ -166,7 +167,7 @@ class Sampling {
     for (UnfinishedGroup& group : std::exchange(result.unfinished, {})) {
       ++out_.over_sample.cut_groups;
       std::erase_if(rows, [&](const PromptRow& row) { return row.row == group.row.row; });
-      if (with_.config.partial_rollout) unfinished_.push_back(std::move(group));
+      if (with_.config.partial_rollout) keep(std::move(group));
     }
     const std::string refused = too_many_failed(with_.config, result.scores);
     std::vector<int64_t> order;
@@ -180,6 +181,25 @@ class Sampling {
     kept_rows_.insert(kept_rows_.end(), order.begin(), order.end());
     append(std::move(result), out_.rollout);
     return refused;
+  }
+
+  // A group goes on in the next step, under its weights, unless it would come from too many then.
+  void keep(UnfinishedGroup group) {
+    const int64_t next = std::max<int64_t>(0, step_ - 1 - batches_ahead(with_.config)) + 1;
+    int64_t first = next;
+    for (const std::vector<Trajectory>* part : {&group.ended, &group.cut}) {
+      for (const Trajectory& trajectory : *part) {
+        if (const auto versions = weight_versions(trajectory)) {
+          first = std::min(first, versions->first);
+        }
+      }
+    }
+    if (next - first + 1 <= with_.config.max_off_policy_threshold) {
+      unfinished_.push_back(std::move(group));
+    } else {
+      out_.over_sample.evicted_samples +=
+          static_cast<int64_t>(group.ended.size() + group.cut.size());
+    }
   }
 
   void add_greedy(const std::vector<PromptRow>& rows) {

@@ -28,6 +28,7 @@ struct FilterStats {
 struct OverSampleStats {
   int64_t cut_groups = 0;         // ended because enough others were whole
   int64_t resumed_responses = 0;  // that an earlier step had cut off
+  int64_t evicted_samples = 0;    // of groups that would come from too many versions
 };
 
 struct SampledBatch {
@@ -37,6 +38,9 @@ struct SampledBatch {
   RolloutResult rollout;  // of all rollouts; trajectories moved into `batch`
   FilterStats filter;
   OverSampleStats over_sample;
+  // Where other ranks generate: that these waited for orders, and those that train for the batch.
+  double idle_seconds = 0.0;
+  double waited_seconds = 0.0;
 };
 
 // `unfinished`: what earlier steps cut off goes in, what this one does comes out (none without

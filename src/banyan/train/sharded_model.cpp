@@ -3,6 +3,7 @@
 #include "banyan/core/error.h"
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/critic.h"
+#include "banyan/train/memory_keys.h"
 
 namespace banyan::train {
 namespace {
@@ -91,6 +92,15 @@ std::unique_ptr<models::CausalLM> load_sharded(const std::string& path,
     };
   }
   return models::load_model(path, options);
+}
+
+std::unique_ptr<models::CausalLM> load_rollout_model(const Config& config, bool with_values) {
+  models::LoadOptions options{
+      compute_options(config.rollout.dtype, config.trainer.device, config.kernels),
+      /*with_backward=*/false};
+  options.router_in_double = router_in_double(config);
+  options.with_values = with_values;
+  return models::load_model(config.model.path, options);
 }
 
 std::unique_ptr<optim::AdamW> make_optimizer(const OptimConfig& optim,

@@ -45,6 +45,9 @@ std::unique_ptr<models::CausalLM> load_sharded(const std::string& path,
                                                parallel::Groups& groups,
                                                std::unique_ptr<parallel::Fsdp>& fsdp);
 
+// A whole model that only generates; without values it waits for FilledWeights.
+std::unique_ptr<models::CausalLM> load_rollout_model(const Config& config, bool with_values);
+
 // Moves what this rank holds of the model.
 std::unique_ptr<optim::AdamW> make_optimizer(const OptimConfig& optim,
                                              models::CausalLM& model,

@@ -9,6 +9,7 @@
 #include "banyan/train/correction.h"
 #include "banyan/train/parallel_keys.h"
 #include "banyan/train/spread.h"
+#include "banyan/train/trainer_mode.h"
 
 namespace banyan::train {
 namespace {
@@ -66,17 +67,18 @@ StepResult run_step(StepContext& context, int64_t step) {
   Clock whole, stage;
 
   // 1. Prompts to scored trajectories, and the one decision on how all passes lay them out.
-  SampledBatch sampled = sample_batch(context.generation, step, context.unfinished);
+  SampledBatch sampled = context.sampler.batch(step);
   out.end_of_data = sampled.end_of_data;
   out.refused = std::move(sampled.refused);
   if (out.end_of_data || !out.refused.empty()) return out;
-  if (context.on_sampled) context.on_sampled();
   out.batch = std::move(sampled.batch);
   out.rollout = std::move(sampled.rollout);
   out.filter = sampled.filter;
   out.over_sample = sampled.over_sample;
   out.seconds.gen = out.rollout.generate_seconds;
   out.seconds.reward = out.rollout.wait_seconds;
+  out.seconds.rollout_idle = sampled.idle_seconds;
+  out.seconds.wait_for_rollout = sampled.waited_seconds;
   stage.lap();
   Batch& batch = out.batch;
   const BlockLimits limits = block_limits(config.actor);
@@ -140,7 +142,7 @@ StepResult run_step(StepContext& context, int64_t step) {
   }
   out.update_peak_bytes = peak_resident_bytes();
   if (context.groups != nullptr) {
-    out.num_processes = context.groups->world.size();
+    out.num_processes = context.groups->world.size() + num_rollout_ranks(config);
     out.num_ranks = context.groups->data.size();
     for (const auto& [what, bytes] : parallel::sent_bytes(*context.groups)) {
       out.sent_bytes[what] = bytes - context.sent_before[what];

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -16,7 +15,7 @@
 #include "banyan/train/advantage_stage.h"
 #include "banyan/train/critic.h"
 #include "banyan/train/layout.h"
-#include "banyan/train/sampling_stage.h"
+#include "banyan/train/sampler.h"
 #include "banyan/train/update.h"
 #include "banyan/train/verify.h"
 
@@ -24,8 +23,10 @@ namespace banyan::train {
 
 // Seconds per stage, named as verl's timing_s/*.
 struct StageSeconds {
-  double gen = 0.0;
-  double reward = 0.0;  // waiting for scores after the last trajectory ended
+  double gen = 0.0;               // on ranks that only generate: beside the stages below
+  double rollout_idle = 0.0;      // that those waited for orders and weights
+  double wait_for_rollout = 0.0;  // that the ranks that train waited for the batch
+  double reward = 0.0;            // waiting for scores after the last trajectory ended
   double old_log_prob = 0.0;
   double ref = 0.0;
   double values = 0.0;
@@ -39,7 +40,7 @@ struct StageSeconds {
 struct StepContext {
   const Config& config;
   Host& host;
-  Generation generation;
+  Sampler& sampler;
   models::CausalLM& actor;
   optim::AdamW& optimizer;
   optim::ScheduleOptions schedule;
@@ -47,10 +48,8 @@ struct StepContext {
   Critic* critic;                     // null without one
   algo::KlController* kl_controller;  // null without KL in the reward
   const trie::CostModel& cost;
-  std::vector<UnfinishedGroup>& unfinished;  // of rollouts, from step to step
-  SharingObserver* observer;                 // watches the passes; null: nobody
+  SharingObserver* observer;  // watches the passes; null: nobody
   VerifySchedule verify;
-  std::function<void()> on_sampled = nullptr;       // nothing is generated any more in this step
   parallel::Groups* groups = nullptr;               // null: one process
   std::map<std::string, int64_t> sent_before = {};  // by them, when the step began
   int64_t num_updates = 0;                          // of this process, for `verify`

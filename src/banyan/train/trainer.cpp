@@ -1,7 +1,5 @@
 #include "banyan/train/trainer.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -10,21 +8,22 @@
 #include "banyan/checkpoint/folder.h"
 #include "banyan/core/error.h"
 #include "banyan/core/memory.h"
-#include "banyan/core/threads.h"
 #include "banyan/models/causal_lm.h"
-#include "banyan/parallel/weight_view.h"
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/checks.h"
 #include "banyan/train/clock.h"
+#include "banyan/train/local_sampler.h"
 #include "banyan/train/memory_keys.h"
 #include "banyan/train/metrics.h"
 #include "banyan/train/offload.h"
 #include "banyan/train/parallel_keys.h"
 #include "banyan/train/run_support.h"
+#include "banyan/train/separate_rollout.h"
 #include "banyan/train/sharded_model.h"
 #include "banyan/train/sharing_observer.h"
 #include "banyan/train/step.h"
 #include "banyan/train/token_budget.h"
+#include "banyan/train/trainer_mode.h"
 
 namespace banyan::train {
 namespace {
@@ -52,8 +51,7 @@ class Run {
         observer_(config.sharing,
                   RankInfo{.global_rank = groups.world.rank()},
                   [&host](const std::string& line) { host.say(line); }) {
-    keep_freed_memory();
-    at::set_num_threads(static_cast<int>(choose_threads(thread_facts())));
+    set_up_process();
     for (const std::string& line : check_config(config)) host_.say(line);
     check_parallel(config, groups);
     check_heads(config, groups);
@@ -66,13 +64,7 @@ class Run {
                   fsdp_);
     actor_->set_recompute(actor_recompute(config));
     optimizer_ = make_optimizer(config.actor.optim, *actor_, groups_);
-    if (fsdp_ || actor_->tensor() != nullptr) {
-      models::LoadOptions whole{compute_options(config), /*with_backward=*/false};
-      whole.router_in_double = router_in_double(config);
-      whole.with_values = fsdp_ == nullptr;
-      rollout_ = models::load_model(config.model.path, whole);
-    }
-    if (fsdp_) rollout_weights_ = std::make_unique<FilledWeights>(*rollout_);
+    sampler_ = make_sampler(make_generator);
     if (config.actor.use_kl_loss || config.algorithm.use_kl_in_reward) {
       reference_ = load(config.ref_model_path.value_or(config.model.path),
                         config.ref_sequence_parallel,
@@ -88,19 +80,15 @@ class Run {
       critic_ = std::make_unique<Critic>(config_, num_steps_, notes, groups_);
       critic_notes_ = std::move(notes);
     }
-    if (config.reward_model.enable) reward_model_ = std::make_unique<RewardModel>(config_);
-    resume();
+    checkpoint::TrainerState state = resume();
     if (config.sharing.mode == "auto") calibrate_cost();
     choose_token_budgets();
     offload_memory();
-    models::CausalLM& generating = rollout_ ? *rollout_ : *actor_;
-    generator_ = make_generator
-                     ? make_generator(generating)
-                     : std::make_unique<rollout::Engine>(generating, engine_options(config));
-    BANYAN_CHECK(
-        !config.partial_rollout || generator_->can_continue(),
-        "[config] banyan.partial_rollout: wanted the built-in engine, got a generator that "
-        "cannot go on with a response");
+    std::vector<UnfinishedGroup> unfinished;
+    if (!state.unfinished.empty()) {
+      unfinished = unfinished_from_json(state.unfinished, summary_.checkpoint);
+    }
+    sampler_->begin(step_, {state.extra, std::move(unfinished)}, state.ahead);
   }
 
   TrainSummary run() {
@@ -109,7 +97,7 @@ class Run {
     if (config_.trainer.val_before_train && step_ == 0) log_validation();
     StepContext context{.config = config_,
                         .host = host_,
-                        .generation = generation(),
+                        .sampler = *sampler_,
                         .actor = *actor_,
                         .optimizer = *optimizer_,
                         .schedule = schedule_,
@@ -117,24 +105,20 @@ class Run {
                         .critic = critic_.get(),
                         .kl_controller = kl_controller_ ? &*kl_controller_ : nullptr,
                         .cost = cost_,
-                        .unfinished = unfinished_,
                         .observer = &observer_,
                         .verify = verify_schedule(config_.sharing.verify),
-                        .on_sampled = [this] { rest_rollout(); },
-                        .groups = ranks_.is_alone() ? nullptr : &groups_};
+                        .groups = works_alone() ? nullptr : &groups_};
     while (step_ < num_steps_) {
-      if (ranks_.any(host_.should_stop())) {
+      if (sampler_->should_stop()) {
         summary_.stopped_early = true;
         break;
       }
       if (context.groups != nullptr) context.sent_before = parallel::sent_bytes(groups_);
-      hand_over_weights();
-      const std::string position = host_.save_state();
-      const std::vector<UnfinishedGroup> unfinished = unfinished_;
+      const SamplerState before = sampler_->state();
       StepResult result = run_step(context, step_ + 1);
       if (!result.refused.empty()) {
         // The steps done so far are kept, and a resumed run draws this batch again.
-        if (step_ > summary_.first_step && saved_step_ != step_) save(position, unfinished);
+        if (step_ > summary_.first_step && saved_step_ != step_) save(before);
         BANYAN_CHECK(false, result.refused);
       }
       if (result.end_of_data) {
@@ -146,7 +130,8 @@ class Run {
       finish(result);
     }
     summary_.last_step = step_;
-    if (step_ > summary_.first_step && saved_step_ != step_) save(host_.save_state(), unfinished_);
+    if (step_ > summary_.first_step && saved_step_ != step_) save(sampler_->state());
+    sampler_->end();
     return summary_;
   }
 
@@ -163,6 +148,17 @@ class Run {
     return load_sharded(path, options, sharding, groups_, fsdp);
   }
 
+  std::unique_ptr<Sampler> make_sampler(const GeneratorFactory& make_generator) {
+    if (num_rollout_ranks(config_) > 0) {
+      return separate_sampler(config_, host_, groups_, *actor_, fsdp_.get(), num_steps_);
+    }
+    return std::make_unique<LocalSampler>(
+        config_, host_, make_generator, groups_, *actor_, fsdp_.get());
+  }
+
+  // Nobody else trains or generates.
+  bool works_alone() const { return ranks_.is_alone() && num_rollout_ranks(config_) == 0; }
+
   // On whole weights: of a cut actor the first rank loads another one for this.
   void calibrate_cost() {
     std::unique_ptr<models::CausalLM> whole;
@@ -176,7 +172,8 @@ class Run {
   // Where no key bounds the blocks.
   void choose_token_budgets() {
     const RolloutConfig& rollout = config_.rollout;
-    MemoryLeft left{.free_bytes = free_bytes_of_rank(actor_->options().device, ranks_)};
+    MemoryLeft left{.free_bytes = free_bytes_of_rank(actor_->options().device,
+                                                     ranks_.size() + num_rollout_ranks(config_))};
     if (!rollout.enable_sleep_mode || !rollout.free_cache_engine) {
       left.reserved_bytes = static_cast<int64_t>(rollout.gpu_memory_utilization *
                                                  static_cast<double>(left.free_bytes));
@@ -217,49 +214,18 @@ class Run {
     if (reference_) offload(reference_offload(config_), *reference_, /*optimizer=*/nullptr);
   }
 
-  Generation generation() {
-    return {
-        config_, *generator_, reward_model_.get(), host_, ranks_.is_alone() ? nullptr : &ranks_};
-  }
-
-  // Whoever generates learns of new weights once, before it generates with them.
-  void hand_over_weights() {
-    const bool is_empty = rollout_weights_ && !rollout_weights_->are_there();
-    if (handed_over_ == step_ && !is_empty) return;
-    Clock clock;
-    if (rollout_weights_) {
-      rollout_weights_->fill(*fsdp_);
-    } else if (rollout_) {
-      parallel::WeightView(actor_->params(), groups_)
-          .each([&](const std::string& name, const at::Tensor& whole) {
-            rollout_->params().at(name).master.copy_(whole);
-          });
-      rollout_->params().repack();
-    }
-    generator_->weights_changed(step_);
-    handed_over_ = step_;
-    hand_over_seconds_ += clock.lap();
-  }
-
-  // A second copy of the weights that only generates takes no memory in an update.
-  void rest_rollout() {
-    const RolloutConfig& rollout = config_.rollout;
-    if (rollout_weights_ && rollout.enable_sleep_mode && rollout.free_cache_engine) {
-      rollout_weights_->drop();
-    }
-  }
-
   checkpoint::Critic saved_critic() {
     return {&critic_->model(), &critic_->optimizer(), critic_->config_from()};
   }
 
-  void resume() {
+  // What the checkpoint says of the rest of the run, if there is one to go on from.
+  checkpoint::TrainerState resume() {
     const TrainerConfig& trainer = config_.trainer;
     const std::string path = find_checkpoint(
         trainer.resume_mode, trainer.resume_from_path, trainer.default_local_dir, host_, ranks_);
     if (path.empty()) {
       for (const std::string& note : critic_notes_) host_.say("critic: " + note);
-      return;
+      return {};
     }
     const checkpoint::Critic critic = critic_ ? saved_critic() : checkpoint::Critic{};
     const checkpoint::TrainerState state = checkpoint::load(
@@ -273,10 +239,8 @@ class Run {
     if (kl_controller_ && state.kl_coef) kl_controller_->set_coef(*state.kl_coef);
     summary_.checkpoint = path;
     host_.load_state(state.extra);
-    if (!state.unfinished.empty()) {
-      unfinished_ = unfinished_from_json(state.unfinished, path);
-    }
     host_.say("resumed from " + path + " after step " + std::to_string(step_));
+    return state;
   }
 
   void finish(StepResult& result) {
@@ -288,10 +252,10 @@ class Run {
     note_sharing(result.share);
     host_.on_samples(step_, /*validation=*/false, result.batch.trajectories, result.batch.scores);
     const bool last = step_ == num_steps_;
-    metrics["timing_s/update_weights"] = std::exchange(hand_over_seconds_, 0.0);
+    metrics["timing_s/update_weights"] = sampler_->take_hand_over_seconds();
     Clock clock;
     if (due(config_.trainer.save_freq, step_)) {
-      save(host_.save_state(), unfinished_);
+      save(sampler_->state());
       metrics["timing_s/save_checkpoint"] = clock.lap();
     }
     if (config_.trainer.test_freq > 0 && (last || due(config_.trainer.test_freq, step_))) {
@@ -319,9 +283,7 @@ class Run {
   }
 
   Metrics validate() {
-    hand_over_weights();
-    RolloutResult rollout = run_rollout(
-        generation(), {.rows = host_.validation_prompts()}, RolloutKind::kValidation, step_);
+    RolloutResult rollout = sampler_->validation(step_);
     host_.on_samples(step_, /*validation=*/true, rollout.trajectories, rollout.scores);
     return host_.validation_metrics(rollout.trajectories, rollout.scores);
   }
@@ -333,14 +295,13 @@ class Run {
     host_.log(step_, metrics);
   }
 
-  // `position` is the host's place in the data after step step_, `unfinished` what its rollouts cut
-  // off.
-  void save(const std::string& position, const std::vector<UnfinishedGroup>& unfinished) {
+  // `samples`: where they stand after step step_.
+  void save(const SamplerState& samples) {
     saved_step_ = step_;
     summary_.checkpoint = checkpoint::step_path(config_.trainer.default_local_dir, step_);
     optimizer_->gather_moments();
     if (critic_) critic_->optimizer().gather_moments();
-    write_checkpoint(position, unfinished);
+    write_checkpoint(samples);
     optimizer_->take_moments();
     actor_->params().rest();
     if (critic_) {
@@ -349,13 +310,13 @@ class Run {
     }
   }
 
-  void write_checkpoint(const std::string& position,
-                        const std::vector<UnfinishedGroup>& unfinished) {
+  void write_checkpoint(const SamplerState& samples) {
     checkpoint::TrainerState state;
     state.global_step = step_;
     state.skipped_in_a_row = skipped_in_a_row_;
-    state.extra = position;
-    if (!unfinished.empty()) state.unfinished = to_json(unfinished);
+    state.extra = samples.position;
+    if (!samples.unfinished.empty()) state.unfinished = to_json(samples.unfinished);
+    state.ahead = sampler_->ahead();
     if (kl_controller_) state.kl_coef = kl_controller_->coef();
     const checkpoint::Critic critic = critic_ ? saved_critic() : checkpoint::Critic{};
     checkpoint::save(config_.trainer.default_local_dir,
@@ -365,7 +326,7 @@ class Run {
                      config_.model.path,
                      config_.trainer.max_actor_ckpt_to_keep.value_or(0),
                      critic_ ? &critic : nullptr,
-                     ranks_.is_alone() ? nullptr : &groups_);
+                     works_alone() ? nullptr : &groups_);
   }
 
   Config config_;  // with the token budgets that were chosen
@@ -382,18 +343,12 @@ class Run {
   std::unique_ptr<models::CausalLM> actor_;
   std::unique_ptr<parallel::Fsdp> fsdp_;  // of the actor; null: its weights are whole
   std::unique_ptr<optim::AdamW> optimizer_;
-  std::unique_ptr<models::CausalLM> rollout_;  // where the actor is cut: what generates, whole
-  std::unique_ptr<FilledWeights> rollout_weights_;
+  std::unique_ptr<Sampler> sampler_;
   std::unique_ptr<models::CausalLM> reference_;
   std::unique_ptr<parallel::Fsdp> reference_fsdp_;
   std::optional<algo::KlController> kl_controller_;
   std::unique_ptr<Critic> critic_;
   std::vector<std::string> critic_notes_;  // about its new head, if it has one
-  std::unique_ptr<RewardModel> reward_model_;
-  std::unique_ptr<rollout::Generator> generator_;
-  int64_t handed_over_ = -1;                 // step whose weights generate
-  double hand_over_seconds_ = 0.0;           // since the last step was logged
-  std::vector<UnfinishedGroup> unfinished_;  // of rollouts (banyan.partial_rollout)
   trie::CostModel cost_;
   bool shares_ = true;  // what sharing.mode=auto decided last
   TrainSummary summary_;
@@ -406,7 +361,12 @@ TrainSummary train(const Config& config,
                    const GeneratorFactory& make_generator,
                    parallel::Groups* groups) {
   parallel::Groups alone;
-  return Run(config, host, make_generator, groups != nullptr ? *groups : alone).run();
+  parallel::Groups& mine = groups != nullptr ? *groups : alone;
+  if (parallel::only_generates(mine)) {
+    generate_for_others(config, host, make_generator, mine);
+    return {};
+  }
+  return Run(config, host, make_generator, mine).run();
 }
 
 }  // namespace banyan::train

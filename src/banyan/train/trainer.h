@@ -2,15 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <string>
 
 #include "banyan/core/config.h"
 #include "banyan/core/host.h"
-#include "banyan/models/causal_lm.h"
 #include "banyan/parallel/groups.h"
-#include "banyan/rollout/generator.h"
+#include "banyan/train/sampler.h"
 
 namespace banyan::train {
 
@@ -21,17 +18,14 @@ struct TrainSummary {
   bool stopped_early = false;  // the host asked to stop, or the data ended
 };
 
-// Makes what generates in place of the built-in engine. The actor is borrowed and outlives it.
-using GeneratorFactory =
-    std::function<std::unique_ptr<rollout::Generator>(models::CausalLM& actor)>;
-
 // Throws [config] for a bad value and FileError for a bad model or checkpoint before anything is
 // computed. Without `make_generator` the built-in engine generates.
 //
 // `groups`: the processes that train together, in groups that share the samples (train/exchange.h)
 // or the weights (parallel/tensor_parallel.h, parallel/fsdp.h); null: this one alone. Each calls
 // train with the same configuration and a host that gives the same rows. The first writes
-// checkpoints, and what is logged is the same on all. Throws parallel::RankError when another is
+// checkpoints, and what is logged is the same on all. Those that only generate
+// (train/separate_rollout.h) return an empty summary. Throws parallel::RankError when another is
 // gone or late.
 TrainSummary train(const Config& config,
                    Host& host,

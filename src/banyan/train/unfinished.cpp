@@ -1,5 +1,7 @@
 #include "banyan/train/unfinished.h"
 
+#include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "banyan/core/error.h"
@@ -78,6 +80,20 @@ Trajectory joined(const Trajectory& cut, Trajectory more) {
   rollout::append_spans(more.weight_spans, used, out.weight_spans);
   out.finish = more.finish;
   return out;
+}
+
+std::optional<WeightVersions> weight_versions(const Trajectory& trajectory) {
+  std::optional<WeightVersions> versions;
+  for (const WeightSpan& span : trajectory.weight_spans) {
+    int64_t version = 0;
+    const char* end = span.version.data() + span.version.size();
+    const auto [at, error] = std::from_chars(span.version.data(), end, version);
+    if (error != std::errc() || at != end) return std::nullopt;
+    if (!versions) versions = {version, version};
+    versions->first = std::min(versions->first, version);
+    versions->last = std::max(versions->last, version);
+  }
+  return versions;
 }
 
 std::string to_json(const std::vector<UnfinishedGroup>& groups) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,14 @@ void add_prompts(const UnfinishedGroup& group, std::vector<rollout::Prompt>& pro
 
 // A response as a whole: what was there, and what came to it under newer weights.
 Trajectory joined(const Trajectory& cut, Trajectory more);
+
+// The first and the last version of the weights that drew a trajectory; nothing where that is not
+// known or no number.
+struct WeightVersions {
+  int64_t first = 0;
+  int64_t last = 0;
+};
+std::optional<WeightVersions> weight_versions(const Trajectory& trajectory);
 
 // For a checkpoint. from_json throws FileError starting with `where`.
 std::string to_json(const std::vector<UnfinishedGroup>& groups);

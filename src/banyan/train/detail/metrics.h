@@ -35,6 +35,9 @@ void data_metrics(const Config& config, const StepResult& result, Metrics& metri
 // Losses and gradients of the actor and the critic, tries of the update, rollout_corr/.
 void update_metrics(const Config& config, const StepResult& result, Metrics& metrics);
 
+// Which weights drew the samples of a step: training/off_policy/.
+void off_policy_metrics(const Batch& batch, int64_t step, Metrics& metrics);
+
 // Rollout and trainer compared token by token: training/rollout_probs_diff_*.
 void rollout_gap_metrics(const Config& config, const StepResult& result, Metrics& metrics);
 

@@ -1,0 +1,51 @@
+// The ranks that train generate, each for its share of the prompts, one phase after the other.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "banyan/parallel/groups.h"
+#include "banyan/train/sampler.h"
+#include "banyan/train/sharded_model.h"
+
+namespace banyan::train {
+
+// Reads the weights of the actor where they are whole; otherwise a second, whole model without
+// backward generates, which is filled before it does and may give back its memory afterwards.
+class LocalSampler final : public Sampler {
+ public:
+  // All are borrowed. `fsdp` is the actor's, or null.
+  LocalSampler(const Config& config,
+               Host& host,
+               const GeneratorFactory& factory,
+               parallel::Groups& groups,
+               models::CausalLM& actor,
+               parallel::Fsdp* fsdp);
+
+  void begin(int64_t step, SamplerState from, const std::string& ahead) override;
+  SampledBatch batch(int64_t step) override;
+  RolloutResult validation(int64_t step) override;
+  SamplerState state() override;
+  bool should_stop() override;
+
+ private:
+  Generation generation();
+  void hand_over_weights(int64_t version);
+  void rest();
+
+  const Config& config_;
+  Host& host_;
+  const GeneratorFactory& factory_;
+  parallel::Groups& groups_;
+  models::CausalLM& actor_;
+  parallel::Fsdp* fsdp_;
+  std::unique_ptr<models::CausalLM> whole_;  // where the actor is cut: what generates
+  std::unique_ptr<FilledWeights> filled_;    // its weights, where they come and go
+  std::unique_ptr<RewardModel> reward_model_;
+  std::unique_ptr<rollout::Generator> generator_;
+  int64_t handed_over_ = -1;  // step whose weights generate
+  std::vector<UnfinishedGroup> unfinished_;
+};
+
+}  // namespace banyan::train
