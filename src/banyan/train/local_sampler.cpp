@@ -9,10 +9,9 @@ namespace banyan::train {
 
 std::unique_ptr<rollout::Generator> make_generator(const Config& config,
                                                    const GeneratorFactory& factory,
-                                                   const rollout::EngineOptions& options,
                                                    models::CausalLM& model) {
   std::unique_ptr<rollout::Generator> generator =
-      factory ? factory(model) : std::make_unique<rollout::Engine>(model, options);
+      factory ? factory(model) : std::make_unique<rollout::Engine>(model, engine_options(config));
   BANYAN_CHECK(!config.partial_rollout || generator->can_continue(),
                "[config] banyan.partial_rollout: wanted the built-in engine, got a generator that "
                "cannot go on with a response");
@@ -36,8 +35,7 @@ LocalSampler::LocalSampler(const Config& config,
 void LocalSampler::begin(int64_t, SamplerState from, const std::string& ahead) {
   unfinished_ = std::move(from.unfinished);
   if (!ahead.empty()) host_.say("the checkpoint's batch that was generated ahead is drawn again");
-  generator_ =
-      make_generator(config_, factory_, engine_options(config_), whole_ ? *whole_ : actor_);
+  generator_ = make_generator(config_, factory_, whole_ ? *whole_ : actor_);
 }
 
 SampledBatch LocalSampler::batch(int64_t step) {

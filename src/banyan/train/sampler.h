@@ -20,7 +20,6 @@ using GeneratorFactory =
 // What generates for a run. Throws [config] where it cannot do what a key asks for.
 std::unique_ptr<rollout::Generator> make_generator(const Config& config,
                                                    const GeneratorFactory& factory,
-                                                   const rollout::EngineOptions& options,
                                                    models::CausalLM& model);
 
 // Where the samples stand between two steps.

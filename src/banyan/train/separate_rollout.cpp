@@ -103,8 +103,10 @@ class SeparateSampler final : public Sampler {
       if (!ahead.starts_with(kFormat)) {
         throw FileError("state/ahead.bin: wanted a batch of this version of banyan");
       }
-      ahead_ = ahead.substr(kFormat.size());
-      begin = from_bytes<Delivery>(ahead_).next;
+      auto delivery = from_bytes<Delivery>(ahead.substr(kFormat.size()));
+      delivery.should_stop = false;  // that was about the run before
+      begin = delivery.next;
+      ahead_ = to_bytes(delivery);
     }
     tell(to_bytes(begin));
   }
@@ -194,9 +196,7 @@ class RolloutRank {
       : config_(config), host_(host), groups_(groups) {
     model_ = load_rollout_model(config, /*with_values=*/true);
     if (config.reward_model.enable) reward_model_ = std::make_unique<RewardModel>(config);
-    rollout::EngineOptions options = engine_options(config);
-    options.keep_pool = true;  // there is no update that wants the memory
-    generator_ = make_generator(config, factory, options, *model_);
+    generator_ = make_generator(config, factory, *model_);
   }
 
   void run() {

@@ -3,7 +3,7 @@
 #include "banyan/core/error.h"
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/critic.h"
-#include "banyan/train/memory_keys.h"
+#include "banyan/train/update.h"
 
 namespace banyan::train {
 namespace {
