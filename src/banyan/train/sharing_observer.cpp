@@ -97,6 +97,7 @@ struct SharingObserver::Pass {
 
   void lay_out(const trie::Plan& blocks, const PlanPlaces& places);
   LayerRecord close(Layer& layer) const;
+  void expect_own();
 };
 
 // Who brings which token, block by block.
@@ -146,6 +147,19 @@ LayerRecord SharingObserver::Pass::close(Layer& layer) const {
     ++(hit ? record.reuse_hit_count : record.reuse_miss_count);
   }
   return record;
+}
+
+// Of a pass that several ranks share: what is expected of this one.
+void SharingObserver::Pass::expect_own() {
+  expected.expected_reused_counts_per_layer = 0;
+  expected.expected_reused_prefix_tokens_per_layer = 0;
+  for (const auto& [row, reuse] : reuses) {
+    if (!ran[reuse.own_block]) continue;
+    ++expected.expected_reused_counts_per_layer;
+    for (const auto& [block, tokens] : reuse.tokens_by_block) {
+      expected.expected_reused_prefix_tokens_per_layer += tokens;
+    }
+  }
 }
 
 class SharingObserver::Watch final : public AttentionContext {
@@ -352,6 +366,7 @@ void SharingObserver::finish() {
     ++measured.actual_restore_count;
     with_suffix += pass->plan.suffix_lens[row] > 0 ? 1 : 0;
   }
+  if (pass->in_rounds) pass->expect_own();
   measured.blocks = std::count(pass->ran.begin(), pass->ran.end(), uint8_t{1});
   std::vector<LayerRecord> records;
   for (auto& [layer, state] : pass->layers) {
