@@ -36,6 +36,7 @@ std::vector<Ended> run_on(int64_t size, const Config& config) {
   testing::run_mesh(size, mesh_shape(config), [&](parallel::Groups& groups) {
     FakeHost host(tiny_prompts(config.num_train_rows), thirds);
     train(config, host, nullptr, &groups);
+    if (parallel::only_generates(groups)) return;
     ended[groups.world.rank()] = {host.logged, host.last_trajectories};
   });
   return ended;
@@ -131,6 +132,23 @@ TEST(ContextRun, BesideDataParallelRanksAndWithWeightsInParts) {
       if (in_parts) config.actor.strategy = "fsdp";
       expect_same_run(run_on(4, config)[0], one, run);
     }
+  }
+}
+
+// Two ranks that train together, and one that generates for them.
+TEST(ContextRun, BesideRanksThatOnlyGenerate) {
+  const ScratchDir scratch("context-separate");
+  testing::write_tiny_model(scratch);
+  FakeHost host(tiny_prompts(), thirds);
+  train(config_of(scratch, "one"), host);
+  const Ended one = {host.logged, host.last_trajectories};
+  for (const std::string form : {"ranges", "heads"}) {
+    Config config = config_of(scratch, form);
+    form == "ranges" ? set_ranges(config, 2) : set_heads(config, 2);
+    config.hybrid_engine = false;
+    config.rollout.nnodes = 1;
+    std::vector<Ended> ranks = run_on(3, config);
+    expect_same_run(ranks[0], one, form + ", separate rollout");
   }
 }
 
