@@ -64,6 +64,16 @@ def test_one_step_off_policy_ends_in_the_same_place_twice(tmp_path, arguments): 
     assert (first / "rank_1.log").is_file()
 
 
+def test_a_number_that_does_not_fit_the_processes_is_refused(tmp_path, arguments):  # noqa: F811
+    there = f"trainer.default_local_dir={tmp_path / 'run'}"
+    done = run([sys.executable, *MAIN, *arguments, *SYNC, there])
+    assert done.returncode == 2, done.stdout
+    assert (
+        "actor_rollout_ref.rollout.nnodes x n_gpus_per_node: wanted fewer than the processes of the run (1), got 1"
+        in done.stdout
+    )
+
+
 @pytest.mark.slow
 def test_in_the_order_of_one_process_it_gives_what_that_gives(tmp_path, arguments):  # noqa: F811
     one, two = tmp_path / "one", tmp_path / "two"
@@ -77,11 +87,17 @@ def test_in_the_order_of_one_process_it_gives_what_that_gives(tmp_path, argument
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_side_that_dies_is_named_by_the_other(tmp_path, arguments, victim):  # noqa: F811
+@pytest.mark.parametrize(
+    ("victim", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)]
+)
+def test_a_side_that_dies_is_named_by_the_other(tmp_path, arguments, victim, number):  # noqa: F811
     directory = tmp_path / "run"
-    there = f"trainer.default_local_dir={directory}"
-    command = torchrun(2, *MAIN, *arguments, *AHEAD, there, "trainer.total_training_steps=100000")
+    more = [
+        f"trainer.default_local_dir={directory}",
+        "trainer.total_training_steps=100000",
+        f"actor_rollout_ref.nccl_timeout={60 if number == signal.SIGKILL else 8}",
+    ]
+    command = torchrun(2, *MAIN, *arguments, *AHEAD, *more)
     process = start(command)
     try:
         until = time.monotonic() + 90
@@ -89,7 +105,7 @@ def test_a_side_that_dies_is_named_by_the_other(tmp_path, arguments, victim):  #
             assert time.monotonic() < until
             time.sleep(0.05)
         began = time.monotonic()
-        os.kill(rank_process(process.pid, victim), signal.SIGKILL)
+        os.kill(rank_process(process.pid, victim), number)
         out, _ = process.communicate(timeout=60)
     finally:
         process.kill()

@@ -21,7 +21,7 @@ class FakeHost final : public Host {
 
   std::vector<PromptRow> next_prompts(int64_t num_rows) override {
     std::vector<PromptRow> rows;
-    for (int64_t i = 0; i < num_rows; ++i) {
+    for (int64_t i = 0; i < num_rows && next_ != end_after; ++i) {
       const int64_t at = next_++;
       const int64_t row = at < static_cast<int64_t>(order.size())
                               ? order[at]
@@ -72,6 +72,7 @@ class FakeHost final : public Host {
   std::vector<std::string> said;
   std::vector<Trajectory> last_trajectories;
   int64_t stop_after = -1;     // asks the trainer to stop once this step is logged
+  int64_t end_after = -1;      // so many rows are all
   std::vector<int64_t> order;  // rows to give out first; then they go round
 
  private:
