@@ -127,10 +127,17 @@ void bind_model(py::module_& module) {
              bool with_backward,
              const std::string& head,
              const std::shared_ptr<parallel::Groups>& groups,
-             bool sequence_parallel) {
+             bool sequence_parallel,
+             int64_t chunks) {
             models::LoadOptions options{compute_options(dtype, device, kernels), with_backward};
             options.head = head_from(head);
-            if (groups) train::set_cut(sequence_parallel, *groups, options);
+            if (groups) {
+              train::set_cut(sequence_parallel, *groups, options);
+              train::set_stages({.pipeline_model_parallel_size = groups->pipeline.size(),
+                                 .virtual_pipeline_model_parallel_size = chunks},
+                                *groups,
+                                options);
+            }
             py::gil_scoped_release release;
             return models::load_model(directory, options);
           },
@@ -142,10 +149,12 @@ void bind_model(py::module_& module) {
           py::arg("head") = "vocabulary",
           py::arg("groups") = nullptr,
           py::arg("sequence_parallel") = false,
+          py::arg("chunks") = 1,
           py::keep_alive<0, 7>(),
           "Loads config.json and safetensors of `directory`; head='value' reads one value per "
           "token "
-          "in place of next-token logits; over `groups` each rank holds a part of each layer. "
+          "in place of next-token logits; over `groups` each rank holds a part of each layer, or "
+          "`chunks` of the layers. "
           "Raises OSError naming file, tensor and reason.")
       .def_property_readonly("shape", &shape_dict, "Sizes as a dict.")
       .def(

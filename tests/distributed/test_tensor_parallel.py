@@ -60,7 +60,7 @@ def arguments(tmp_path: Path, models: Path) -> list[str]:
 
 
 def check(size: int, models: Path, num_cases: int) -> None:
-    done = run(torchrun(size, str(HERE / "tensor_worker.py"), str(models)))
+    done = run(torchrun(size, str(HERE / "tensor_worker.py"), str(models), "tensor"))
     assert done.returncode == 0, done.stdout
     cases = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(cases) == num_cases, done.stdout

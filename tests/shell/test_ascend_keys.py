@@ -50,6 +50,12 @@ HONOURED = [
     (f"{M}.sequence_parallel", "true"),
     (f"{M}.context_parallel_size", "2"),
     (f"{A}.ulysses_sequence_parallel_size", "2"),
+    (f"{M}.pipeline_model_parallel_size", "2"),
+    (f"{M}.virtual_pipeline_model_parallel_size", "2"),
+    (f"{O}.num_layers_in_first_pipeline_stage", "3"),
+    (f"{O}.num_layers_in_last_pipeline_stage", "3"),
+    (f"{O}.account_for_loss_in_pipeline_split", "true"),
+    (f"{O}.account_for_embedding_in_pipeline_split", "true"),
     (f"{O}.recompute_granularity", "full"),
     (f"{O}.recompute_method", "uniform"),
     (f"{O}.recompute_num_layers", "1"),
@@ -82,8 +88,6 @@ EQUIVALENT = [
     (f"{O}.deallocate_pipeline_outputs", "true"),
     (f"{O}.persist_layer_norm", "true"),
     (f"{O}.moe_grouped_gemm", "true"),
-    (f"{O}.account_for_loss_in_pipeline_split", "true"),
-    (f"{O}.account_for_embedding_in_pipeline_split", "true"),
     (f"{O}.use_flash_attn", "true"),
     (f"{O}.apply_rope_fusion", "true"),
     (f"{O}.use_fused_rotary_pos_emb", "true"),
@@ -123,15 +127,12 @@ REFUSED = [
     (f"{R}.quantization", "fp8", "null"),
     (f"{R}.data_parallel_size", "2", "1"),
     (f"{R}.expert_parallel_size", "2", "1"),
-    (f"{M}.pipeline_model_parallel_size", "2", "1"),
     (f"{M}.expert_model_parallel_size", "2", "1"),
     (f"{M}.expert_tensor_parallel_size", "2", "null"),
     (f"{O}.context_parallel_algo", "hybrid_cp_algo", "kvallgather_cp_algo"),
     ("actor_rollout_ref.sharing.cp", "subtree", "allgather"),
     (f"{M}.use_dist_checkpointing", "true", "false"),
     (f"{M}.dist_checkpointing_path", "folder", "null"),
-    (f"{O}.num_layers_in_first_pipeline_stage", "3", "null"),
-    (f"{O}.num_layers_in_last_pipeline_stage", "3", "null"),
     (f"{O}.position_embedding_type", "learned_absolute", "rope"),
     (f"{O}.swiglu", "false", "true"),
     (f"{O}.normalization", "LayerNorm", "RMSNorm"),
@@ -160,7 +161,9 @@ def error_of(*argv: str) -> str:
 
 @pytest.mark.parametrize(("key", "value"), HONOURED)
 def test_honoured(key, value):
-    config = resolved(f"+{key}={value}")
+    stages = f"{M}.pipeline_model_parallel_size"
+    needed = [f"{stages}=2"] if "pipeline" in key and key != stages else []
+    config = resolved(f"+{key}={value}", *needed)
     if key in schema.honoured():
         assert str(config[key]).lower() == value
     else:  # prefix_sharing_config: said with its home

@@ -30,7 +30,16 @@ OWN = {
     # verl hands what stands in this node to Megatron.
     *(
         f"actor_rollout_ref.actor.megatron.override_transformer_config.{leaf}"
-        for leaf in ("moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_dtype")
+        for leaf in (
+            "moe_aux_loss_coeff",
+            "moe_z_loss_coeff",
+            "moe_router_dtype",
+            "num_layers_in_first_pipeline_stage",
+            "num_layers_in_last_pipeline_stage",
+            "num_layers_per_virtual_pipeline_stage",
+            "account_for_embedding_in_pipeline_split",
+            "account_for_loss_in_pipeline_split",
+        )
     ),
 }
 # Fields of config.h whose key is not <node of the struct>.<field name>.
@@ -43,6 +52,10 @@ FIELD_KEYS = {
     "ref_sequence_parallel": "actor_rollout_ref.ref.megatron.sequence_parallel",
     "ref_context_parallel_size": "actor_rollout_ref.ref.megatron.context_parallel_size",
     "ref_ulysses_sequence_parallel_size": "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
+    "ref_pipeline_model_parallel_size": "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
+    "ref_virtual_pipeline_model_parallel_size": (
+        "actor_rollout_ref.ref.megatron.virtual_pipeline_model_parallel_size"
+    ),
     "critic_gradient_checkpointing": "critic.model.enable_gradient_checkpointing",
     "sharing_margin": "actor_rollout_ref.sharing.margin",
     "train_batch_size": "data.train_batch_size",
@@ -84,6 +97,7 @@ STRUCTS = {
     "recompute",
     "router",
     "separate_async",
+    "stages",
 }
 
 

@@ -18,6 +18,9 @@ _OVERRIDE = "override_transformer_config"
 _SPELLINGS = {
     "actor_rollout_ref.model.megatron": f"{_ACTOR}.megatron",
     f"{_ACTOR}.context_parallel_size": f"{_ACTOR}.megatron.context_parallel_size",  # see _SIZES
+    f"{_ACTOR}.megatron.{_OVERRIDE}.virtual_pipeline_model_parallel_size": (
+        f"{_ACTOR}.megatron.virtual_pipeline_model_parallel_size"
+    ),
     # Recompute in verl's first Megatron configurations.
     **{
         f"{model}.gradient_checkpointing_kwargs.activations_checkpoint_{key}": (

@@ -73,12 +73,11 @@ std::vector<Stored> loaded_tensors(models::CausalLM& model, optim::AdamW& optimi
 // What a checkpoint of the model must hold, whoever wrote it.
 std::vector<WantedTensor> wanted_tensors(models::CausalLM& model) {
   std::vector<WantedTensor> out;
-  for (const Param& param : model.params().params()) {
-    const std::vector<int64_t> shape = param.cut.whole_shape(param.master.sizes());
-    const at::ScalarType dtype = param.master.scalar_type();
-    out.push_back({kMasterFile, param.name, shape, dtype});
-    out.push_back({kMomentsFile, first_moment(param.name), shape, dtype});
-    out.push_back({kMomentsFile, second_moment(param.name), shape, dtype});
+  const at::ScalarType dtype = model.options().dtype == at::kDouble ? at::kDouble : at::kFloat;
+  for (const auto& [name, shape] : model.tensors()) {  // also those that other ranks load
+    out.push_back({kMasterFile, name, shape, dtype});
+    out.push_back({kMomentsFile, first_moment(name), shape, dtype});
+    out.push_back({kMomentsFile, second_moment(name), shape, dtype});
   }
   return out;
 }

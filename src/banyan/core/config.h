@@ -29,6 +29,14 @@ struct RouterConfig {  // actor_rollout_ref.actor.megatron.override_transformer_
   std::optional<std::string> moe_router_dtype;  // fp32 | fp64
 };
 
+struct StagesConfig {  // actor_rollout_ref.actor.megatron.override_transformer_config
+  std::optional<int64_t> num_layers_in_first_pipeline_stage;
+  std::optional<int64_t> num_layers_in_last_pipeline_stage;
+  std::optional<int64_t> num_layers_per_virtual_pipeline_stage;
+  bool account_for_embedding_in_pipeline_split;
+  bool account_for_loss_in_pipeline_split;
+};
+
 struct MegatronConfig {  // actor_rollout_ref.actor.megatron, critic.megatron
   bool param_offload;
   bool grad_offload;
@@ -37,6 +45,8 @@ struct MegatronConfig {  // actor_rollout_ref.actor.megatron, critic.megatron
   int64_t tensor_model_parallel_size;
   bool sequence_parallel;  // with a tensor_model_parallel_size above 1
   int64_t context_parallel_size;
+  int64_t pipeline_model_parallel_size;
+  std::optional<int64_t> virtual_pipeline_model_parallel_size;
 };
 
 struct FsdpConfig {  // actor_rollout_ref.actor.fsdp_config, critic.fsdp
@@ -113,6 +123,7 @@ struct ActorConfig {                                    // actor_rollout_ref.act
   FsdpConfig fsdp;
   MegatronConfig megatron;
   RouterConfig router;
+  StagesConfig stages;
   std::optional<std::string> strategy;  // fsdp | fsdp2 | megatron
   int64_t ulysses_sequence_parallel_size;
 };
@@ -260,6 +271,8 @@ struct Config {
   bool ref_sequence_parallel;
   int64_t ref_context_parallel_size;
   int64_t ref_ulysses_sequence_parallel_size;  // actor_rollout_ref.ref
+  int64_t ref_pipeline_model_parallel_size;
+  std::optional<int64_t> ref_virtual_pipeline_model_parallel_size;
   SharingConfig sharing;
   double sharing_margin;  // actor_rollout_ref.sharing.margin: auto shares if it saves this share
   ActorConfig actor;

@@ -20,9 +20,11 @@
 #include "banyan/ops/linear.h"
 #include "banyan/ops/paged_attention.h"
 #include "banyan/ops/value_head.h"
+#include "banyan/parallel/stages.h"
 
 namespace banyan::parallel {
 class Collectives;
+class PipelineStage;
 class TensorParallel;
 }  // namespace banyan::parallel
 
@@ -55,6 +57,12 @@ struct ModelShape {
   }
 };
 
+// A tensor of a model's files.
+struct TensorShape {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
 // Activations that one forward saved for its backward; belongs to one block of the plan.
 class Saved {
  public:
@@ -74,6 +82,10 @@ class CausalLM {
   // Where each layer lies in parts on several ranks: these, which run every forward and backward
   // together. Null: all of it is here.
   virtual const parallel::TensorParallel* tensor() const { return nullptr; }
+  // Which stages of a pipeline are here; null: all layers are, in one chunk.
+  virtual const parallel::PipelineStage* stage() const { return nullptr; }
+  // All tensors of the model, whoever holds them, in the order of a whole model's table.
+  virtual std::vector<TensorShape> tensors();
 
   // ids, positions [T] int32 on the model's device -> hidden [T, E] after the final norm, compute
   // dtype. With `saved`, fills it for backward (one object per forward).
@@ -81,6 +93,17 @@ class CausalLM {
                              const at::Tensor& positions,
                              AttentionContext& attention,
                              std::unique_ptr<Saved>* saved) = 0;
+
+  // One chunk of a model in stages: `input` are ids [T] on the first stage, the rows behind the
+  // stage before on the others; hidden [T, E] after the final norm comes out of the last, else rows
+  // for the next. The same as forward for a model without stages.
+  virtual at::Tensor forward_chunk(int64_t /*chunk*/,
+                                   const at::Tensor& input,
+                                   const at::Tensor& positions,
+                                   AttentionContext& attention,
+                                   std::unique_ptr<Saved>* saved) {
+    return forward(input, positions, attention, saved);
+  }
 
   // What forwards with `saved` drop and their backward computes again (nn/recompute.h). Changes no
   // bit of any result.
@@ -108,12 +131,20 @@ class CausalLM {
   virtual void backward(std::unique_ptr<Saved> saved,
                         const at::Tensor& grad_hidden,
                         AttentionContext& attention) = 0;
+  // Of forward_chunk. Returns the gradient of its input, undefined on the first stage.
+  virtual at::Tensor backward_chunk(int64_t /*chunk*/,
+                                    std::unique_ptr<Saved> saved,
+                                    const at::Tensor& grad,
+                                    AttentionContext& attention) {
+    backward(std::move(saved), grad, attention);
+    return {};
+  }
 
   // Units of params() that a forward or backward of this model uses, in order
   // (core/param_keeper.h).
   virtual std::vector<UnitUse> unit_uses(Pass /*pass*/) const { return {}; }
 
-  // One of the two heads is there; gradients after params().ensure_grads().
+  // One of the two heads is there, on the last stage; gradients after params().ensure_grads().
   virtual HeadKind head_kind() const = 0;
   virtual const ops::LinearWeight& head() const = 0;  // [V, E]; the embedding if tied
   virtual at::Tensor& head_grad() = 0;                // [V, E]
@@ -135,6 +166,11 @@ struct LoadOptions {
   // Ranks over which each layer is cut (parallel/tensor_parallel.h); borrowed. Null: none.
   parallel::Collectives* tensor = nullptr;
   bool sequence_parallel = false;
+  // Ranks over which the layers are dealt out in stages, first and last of them, and how
+  // (parallel/stages.h); borrowed. Null: none.
+  parallel::Collectives* pipeline = nullptr;
+  parallel::Collectives* embedding = nullptr;
+  parallel::StageSplit split = {};
   std::vector<std::string>* notes = nullptr;
   bool router_in_double = false;  // logits and probabilities of routers in fp64
   // Ranks over which the experts are dealt out (parallel/expert_exchange.h); borrowed. Null: none.
@@ -159,7 +195,7 @@ std::unique_ptr<CausalLM> random_model(const std::string& config_json,
 // Writes config.json (copied from `config_from`, an HF directory, with dtype set), safetensors
 // shards in `dtype` and the tokenizer files found there. A model with a value head becomes HF's
 // ...ForTokenClassification, or ...ForSequenceClassification if it has no bias. `directory` must
-// not exist yet. `weights` are the whole tensors of a model that holds parts of them; null: its
+// not exist yet. `weights` are all tensors, whole, of a model that holds parts of them; null: its
 // masters.
 void save_model(CausalLM& model,
                 const std::string& config_from,

@@ -43,8 +43,30 @@ std::unique_ptr<parallel::TensorParallel> cut_of(const nn::DecoderOptions& shape
                              .vocab = shape.vocab});
 }
 
+std::unique_ptr<parallel::PipelineStage> stage_of(const nn::DecoderOptions& shape,
+                                                  const LoadOptions& options) {
+  if (parallel::is_alone(options.pipeline)) return nullptr;
+  BANYAN_CHECK(shape.num_moe_layers() == 0,
+               "[parallel] pipeline_model_parallel_size: wanted 1 for a model with experts, got ",
+               options.pipeline->size());
+  BANYAN_ASSERT(options.embedding != nullptr, "stages without the group of first and last");
+  return std::make_unique<parallel::PipelineStage>(
+      *options.pipeline, *options.embedding, shape.layers, options.split);
+}
+
+// Names and shapes of the whole model, built without memory.
+std::vector<TensorShape> outline(const std::string& architecture, const nn::DecoderOptions& shape) {
+  const LoadOptions options{
+      .compute = {.dtype = at::kFloat, .device = at::kMeta, .kernels = Kernels::kAten},
+      .with_backward = false};
+  return DecoderLM(architecture, shape, options).tensors();
+}
+
 // What this rank holds of it.
-nn::DecoderOptions part_of(nn::DecoderOptions shape, const parallel::TensorParallel* tensor) {
+nn::DecoderOptions part_of(nn::DecoderOptions shape,
+                           const parallel::TensorParallel* tensor,
+                           const parallel::PipelineStage* stage) {
+  shape.stage = stage;
   if (tensor == nullptr) return shape;
   shape.heads = tensor->heads().count;
   shape.kv_heads = tensor->kv_heads().count;
@@ -66,18 +88,39 @@ DecoderLM::DecoderLM(const std::string& architecture,
       expert_ranks_(parallel::is_alone(shape.moe.ranks) ? nullptr : shape.moe.ranks),
       params_(/*masters_are_empty=*/!options.with_values || options.before_values != nullptr),
       tensor_(cut_of(shape, options)),
-      decoder_(std::make_unique<nn::Decoder>(
-          params_, part_of(shape, tensor_.get()), options.compute, options.with_backward)) {
+      stage_(stage_of(shape, options)),
+      decoder_(std::make_unique<nn::Decoder>(params_,
+                                             part_of(shape, tensor_.get(), stage_.get()),
+                                             options.compute,
+                                             options.with_backward)) {
   if (tensor_) tensor_->declare(params_);
+  if (!stage_) return;
+  all_tensors_ = outline(architecture, shape);
+  if (shape.tied && head_kind_ == HeadKind::kVocabulary) {
+    stage_->share_embedding(params_, "model.embed_tokens.weight");
+  }
+}
+
+std::vector<TensorShape> DecoderLM::tensors() {
+  return stage_ ? all_tensors_ : CausalLM::tensors();
 }
 
 at::Tensor DecoderLM::forward(const at::Tensor& ids,
                               const at::Tensor& positions,
                               AttentionContext& attention,
                               std::unique_ptr<Saved>* saved) {
-  if (!saved) return decoder_->forward(ids, positions, attention, nullptr);
+  BANYAN_ASSERT(!stage_, "forward of a model in stages: a chunk at a time");
+  return forward_chunk(/*chunk=*/0, ids, positions, attention, saved);
+}
+
+at::Tensor DecoderLM::forward_chunk(int64_t chunk,
+                                    const at::Tensor& input,
+                                    const at::Tensor& positions,
+                                    AttentionContext& attention,
+                                    std::unique_ptr<Saved>* saved) {
+  if (!saved) return decoder_->forward(input, positions, attention, nullptr, chunk);
   auto kept = std::make_unique<DecoderSaved>();
-  at::Tensor hidden = decoder_->forward(ids, positions, attention, &kept->activations);
+  at::Tensor hidden = decoder_->forward(input, positions, attention, &kept->activations, chunk);
   *saved = std::move(kept);
   return hidden;
 }
@@ -91,9 +134,16 @@ at::Tensor DecoderLM::infer(ops::KvPool& pool, const ops::PagedBatch& batch) {
 void DecoderLM::backward(std::unique_ptr<Saved> saved,
                          const at::Tensor& grad_hidden,
                          AttentionContext& attention) {
+  backward_chunk(/*chunk=*/0, std::move(saved), grad_hidden, attention);
+}
+
+at::Tensor DecoderLM::backward_chunk(int64_t chunk,
+                                     std::unique_ptr<Saved> saved,
+                                     const at::Tensor& grad,
+                                     AttentionContext& attention) {
   auto* kept = dynamic_cast<DecoderSaved*>(saved.get());
   BANYAN_ASSERT(kept, "backward needs what the forward of the same model saved");
-  decoder_->backward(std::move(kept->activations), grad_hidden, attention);
+  return decoder_->backward(std::move(kept->activations), grad, attention, chunk);
 }
 
 }  // namespace banyan::models

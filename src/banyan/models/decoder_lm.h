@@ -6,6 +6,7 @@
 
 #include "banyan/models/causal_lm.h"
 #include "banyan/nn/decoder.h"
+#include "banyan/parallel/pipeline_stage.h"
 #include "banyan/parallel/tensor_parallel.h"
 
 namespace banyan::models {
@@ -20,11 +21,18 @@ class DecoderLM final : public CausalLM {
   const ComputeOptions& options() const override { return options_; }
   ParamTable& params() override { return params_; }
   const parallel::TensorParallel* tensor() const override { return tensor_.get(); }
+  const parallel::PipelineStage* stage() const override { return stage_.get(); }
+  std::vector<TensorShape> tensors() override;
 
   at::Tensor forward(const at::Tensor& ids,
                      const at::Tensor& positions,
                      AttentionContext& attention,
                      std::unique_ptr<Saved>* saved) override;
+  at::Tensor forward_chunk(int64_t chunk,
+                           const at::Tensor& input,
+                           const at::Tensor& positions,
+                           AttentionContext& attention,
+                           std::unique_ptr<Saved>* saved) override;
   void set_recompute(const nn::Recompute& recompute) override {
     decoder_->set_recompute(recompute);
   }
@@ -36,6 +44,10 @@ class DecoderLM final : public CausalLM {
   void backward(std::unique_ptr<Saved> saved,
                 const at::Tensor& grad_hidden,
                 AttentionContext& attention) override;
+  at::Tensor backward_chunk(int64_t chunk,
+                            std::unique_ptr<Saved> saved,
+                            const at::Tensor& grad,
+                            AttentionContext& attention) override;
 
   std::vector<UnitUse> unit_uses(Pass pass) const override { return decoder_->unit_uses(pass); }
 
@@ -55,6 +67,8 @@ class DecoderLM final : public CausalLM {
   parallel::Collectives* expert_ranks_;
   ParamTable params_;
   std::unique_ptr<parallel::TensorParallel> tensor_;  // null: not cut
+  std::unique_ptr<parallel::PipelineStage> stage_;    // null: all layers are here
+  std::vector<TensorShape> all_tensors_;              // with stages: of the whole model
   std::unique_ptr<nn::Decoder> decoder_;
 };
 

@@ -48,6 +48,7 @@ void check_directory(const std::string& directory,
   without.with_backward = false;
   without.with_values = true;
   without.before_values = nullptr;
+  without.pipeline = nullptr;  // the files hold all layers
   DecoderLM outline(architecture, shape, without);
   const detail::HeadChoice head = {shape.tied, shape.head, /*may_be_missing=*/true};
   detail::check_tensors(directory, weights, outline.params(), head);
@@ -107,9 +108,10 @@ std::unique_ptr<CausalLM> random_model(const std::string& config_json,
       detail::read_options(config, where), options, /*has_weight=*/false, /*has_bias=*/false);
   auto model = std::make_unique<DecoderLM>(config.model_type(), shape, options);
   at::Generator generator = at::detail::createCPUGenerator(seed);
-  for (Param& param : model->params().params()) {
-    at::Tensor values =
-        normal(param.cut.whole_shape(param.master.sizes()), config.initializer_range(), generator);
+  for (const TensorShape& tensor : model->tensors()) {  // others may hold them
+    at::Tensor values = normal(tensor.shape, config.initializer_range(), generator);
+    if (!model->params().contains(tensor.name)) continue;
+    Param& param = model->params().at(tensor.name);
     if (param.name.ends_with("norm.weight")) values.add_(1.0);
     const int64_t size = param.cut.is_whole() ? 0 : param.master.size(param.cut.dim);
     param.master.copy_(param.cut.part_of(values, size));

@@ -13,6 +13,7 @@
 #include "banyan/io/posix_file.h"
 #include "banyan/io/safetensors.h"
 #include "banyan/models/causal_lm.h"
+#include "banyan/models/detail/stored_weights.h"
 
 namespace banyan::models {
 namespace {
@@ -58,18 +59,22 @@ void set_value_head(io::Json& config, bool has_bias) {
 }
 
 // Both spellings of the key, for older and newer transformers.
-std::string config_text(CausalLM& model, const std::string& source, at::ScalarType dtype) {
+std::string config_text(CausalLM& model,
+                        const std::string& source,
+                        at::ScalarType dtype,
+                        bool has_value_bias) {
   const std::string where = source + "/config.json";
   io::Json config = io::parse_json(io::read_text(where), where);
   config["dtype"] = config["torch_dtype"] = dtype_name(dtype);
   if (model.head_kind() == HeadKind::kValue) {
-    set_value_head(config, model.value_head().bias.defined());
+    set_value_head(config, has_value_bias);
   }
   return config.dump(2) + "\n";
 }
 
 std::map<std::string, at::Tensor> masters_of(CausalLM& model) {
   std::map<std::string, at::Tensor> masters;
+  BANYAN_ASSERT(model.stage() == nullptr, "save_model: other stages hold layers");
   for (const Param& param : model.params().params()) {
     BANYAN_ASSERT(param.cut.is_whole(), "save_model: ", param.name, " is a part of its tensor");
     masters[param.name] = param.master;
@@ -82,7 +87,8 @@ void write_all(CausalLM& model,
                const std::string& directory,
                at::ScalarType dtype,
                const std::map<std::string, at::Tensor>& weights) {
-  io::write_text_atomic(directory + "/config.json", config_text(model, source, dtype));
+  io::write_text_atomic(directory + "/config.json",
+                        config_text(model, source, dtype, weights.count(detail::kValueBias) > 0));
   for (const char* name : kCompanions) {
     struct stat status;
     const std::string from = source + "/" + name;

@@ -63,11 +63,15 @@ LayerBytes layer_bytes(const DecoderOptions& shape, const ComputeOptions& option
 
 }  // namespace
 
+int64_t kept_row_bytes(const DecoderOptions& shape, const ComputeOptions& options) {
+  return kept_rows_bytes(shape,
+                         shape.hidden * static_cast<int64_t>(c10::elementSize(options.dtype)));
+}
+
 ActivationBytes activation_bytes(const DecoderOptions& shape,
                                  const ComputeOptions& options,
                                  const Recompute& recompute) {
-  const int64_t x =
-      kept_rows_bytes(shape, shape.hidden * static_cast<int64_t>(c10::elementSize(options.dtype)));
+  const int64_t x = kept_row_bytes(shape, options);
   ActivationBytes bytes;
   bytes.kept =
       recompute.num_units(shape.layers) * x + x + 2 * static_cast<int64_t>(sizeof(int32_t));

@@ -18,8 +18,12 @@ struct ActivationBytes {
   int64_t total() const { return kept + again + working; }
 };
 
+// Of `shape.layers` layers, of a model that they are all of.
 ActivationBytes activation_bytes(const DecoderOptions& shape,
                                  const ComputeOptions& options,
                                  const Recompute& recompute);
+
+// A row of the residual stream, as it is kept: shared out with sequence parallel.
+int64_t kept_row_bytes(const DecoderOptions& shape, const ComputeOptions& options);
 
 }  // namespace banyan::nn

@@ -5,6 +5,10 @@
 // Parameter names are those of HF: model.embed_tokens.weight, model.layers.{i}.*, model.norm.weight
 // and, unless tied, lm_head.weight; with a value head, nn/value_head.h instead. Backward walks the
 // layers from last to first and frees what a layer saved as soon as that layer is done.
+//
+// A stage of a pipeline has chunks of the layers (parallel/pipeline_stage.h), under their numbers
+// in the whole model; a forward goes through one of them, from token ids or from the rows that the
+// stage before it gave. A model without stages is one chunk.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,6 +23,7 @@
 #include "banyan/nn/recompute.h"
 #include "banyan/nn/value_head.h"
 #include "banyan/ops/paged_attention.h"
+#include "banyan/parallel/stages.h"
 
 namespace banyan::nn {
 
@@ -34,7 +39,7 @@ class Decoder {
     at::Tensor ids;
     at::Tensor positions;
     std::vector<Layer> layers;
-    at::Tensor x;             // input of the final norm; own rows with sequence parallel
+    at::Tensor x;  // input of the final norm, on the last stage; own rows with sequence parallel
     int64_t again_bytes = 0;  // most that the backward computes again and holds at one time
     int64_t bytes() const;
   };
@@ -47,19 +52,21 @@ class Decoder {
 
   // What forwards with `saved` drop from now on. The bits of forward and gradients do not change.
   void set_recompute(const Recompute& recompute) { recompute_ = recompute; }
-  ActivationBytes activation_bytes() const {
-    return nn::activation_bytes(shape_, options_, recompute_);
-  }
+  // Over all chunks of this rank.
+  ActivationBytes activation_bytes() const;
 
   // Who counts what the routers choose, and adds their losses, from now on; null: nobody.
   void set_router_scope(RouterScope* routers) { routers_ = routers; }
 
-  // ids, positions [T] int32 -> hidden [T, E] after the final norm. Without `saved` nothing is
+  // `input` of the chunk: ids [T] int32, or the rows [T, E] behind the chunk before (own rows with
+  // sequence parallel), which must not change while `saved` is there. positions [T] int32. Returns
+  // hidden [T, E] after the final norm, or rows as those of the input. Without `saved` nothing is
   // kept.
-  at::Tensor forward(const at::Tensor& ids,
+  at::Tensor forward(const at::Tensor& input,
                      const at::Tensor& positions,
                      AttentionContext& attention,
-                     Saved* saved);
+                     Saved* saved,
+                     int64_t chunk = 0);
 
   // One pass of the rollout: the tokens of the batch, their keys and values into the pool, and the
   // hidden rows [num_wanted, E] that are wanted, after the final norm: the bits of forward over a
@@ -72,8 +79,13 @@ class Decoder {
   // pass, in order.
   std::vector<UnitUse> unit_uses(Pass pass) const;
 
-  // Adds every parameter's gradient, the head's own rows excepted. Needs ParamTable::ensure_grads.
-  void backward(Saved saved, const at::Tensor& grad_hidden, AttentionContext& attention);
+  // Adds the gradient of every parameter of the chunk, the head's own rows excepted. `grad_hidden`
+  // is that of what the forward returned; the input's comes back, undefined for ids. Needs
+  // ParamTable::ensure_grads.
+  at::Tensor backward(Saved saved,
+                      const at::Tensor& grad_hidden,
+                      AttentionContext& attention,
+                      int64_t chunk = 0);
 
   // A pass of the ranks that share the experts, while this one has no block for it: takes part in
   // what they exchange. A backward has the forwards in it that set_recompute asks for.
@@ -87,12 +99,25 @@ class Decoder {
   struct Layer {
     Attention attention;
     std::unique_ptr<FeedForward> mlp;
+    int64_t number;  // in the whole model
   };
+  // Layers that a forward goes through: [first, first + count) of layers_.
+  struct Chunk {
+    size_t first = 0;
+    size_t count = 0;
+    bool is_first = true;  // its input are ids
+    bool is_last = true;   // the final norm stands behind it
+  };
+  void add_layers(const parallel::LayerRange& range, bool with_backward);
+  ActivationBytes activation_bytes(const Chunk& chunk) const;
+  // The i-th layer of a chunk.
+  Layer& layer(const Chunk& chunk, int64_t i) const { return *layers_[chunk.first + i]; }
   at::Tensor embed(const at::Tensor& ids) const;
   void embed_backward(const at::Tensor& dx, const at::Tensor& ids);
-  // Runs the layers [first, end) of a unit again and fills in what their backward needs. The last
-  // one's weights stay for that.
-  void run_again(int64_t first, int64_t end, Saved& saved, AttentionContext& attention);
+  // Runs the layers [first, end) of a chunk, a unit, again and fills in what their backward needs.
+  // The last one's weights stay for that.
+  void run_again(
+      const Chunk& chunk, int64_t first, int64_t end, Saved& saved, AttentionContext& attention);
 
   ParamTable& table_;
   DecoderOptions shape_;
@@ -100,9 +125,10 @@ class Decoder {
   Recompute recompute_;
   RouterScope* routers_ = nullptr;
   RopeTable rope_;
-  Weight embedding_;
+  std::vector<Chunk> chunks_;
+  std::unique_ptr<Weight> embedding_;  // null where neither ids nor a tied head need it
   std::vector<std::unique_ptr<Layer>> layers_;
-  Vector norm_;
+  std::unique_ptr<Vector> norm_;           // null but on the last stage, and so the next two
   std::unique_ptr<Weight> head_;           // null if tied, or with a value head
   std::unique_ptr<ValueHead> value_head_;  // null with a vocabulary head
 

@@ -35,7 +35,8 @@ uint16_t* bits_of(const at::Tensor& x) { return static_cast<uint16_t*>(x.data_pt
 at::Tensor Decoder::infer(ops::KvPool& pool, const ops::PagedBatch& batch) {
   const profile::Scope timed("decoder pass", [&] { return pass_work(shape_, batch); });
   BANYAN_ASSERT(can_infer(), "decoder: infer is for the native kernels, without experts");
-  BANYAN_ASSERT(shape_.tensor == nullptr, "decoder: a rollout wants a whole model");
+  BANYAN_ASSERT(shape_.tensor == nullptr && shape_.stage == nullptr,
+                "decoder: a rollout wants a whole model");
   rope_.reserve(batch.last_position() + 1);
   pass_.attention = {.num_heads = shape_.heads,
                      .num_kv_heads = shape_.kv_heads,
@@ -44,14 +45,14 @@ at::Tensor Decoder::infer(ops::KvPool& pool, const ops::PagedBatch& batch) {
   pass_.hidden = shape_.hidden;
   pass_.intermediate = shape_.intermediate;
   pass_.norm_eps = static_cast<float>(shape_.norm_eps);
-  const ops::LinearWeight& embedding = embedding_.compute();
+  const ops::LinearWeight& embedding = embedding_->compute();
   pass_.embedding_transposed = embedding.packed_t.defined();
   pass_.embedding = pass_.embedding_transposed
                         ? kernels::Panels{embedding.packed_t.const_data_ptr<c10::BFloat16>(),
                                           embedding.out,
                                           embedding.in}
-                        : embedding_.panels();
-  pass_.final_norm = norm_.bits();
+                        : embedding_->panels();
+  pass_.final_norm = norm_->bits();
   pass_.cos = rope_.cos().const_data_ptr<float>();
   pass_.sin = rope_.sin().const_data_ptr<float>();
   pass_.layers.resize(layers_.size());

@@ -10,6 +10,7 @@
 
 namespace banyan::parallel {
 class Collectives;
+class PipelineStage;
 class TensorParallel;
 }  // namespace banyan::parallel
 
@@ -65,6 +66,8 @@ struct DecoderOptions {
   // The ranks that hold the other parts of each layer; null: all of it is here. Heads,
   // intermediate and vocab are then this rank's (parallel/tensor_parallel.h).
   const parallel::TensorParallel* tensor = nullptr;
+  // The stages of a pipeline that this rank has; null: all layers, with embedding and head.
+  const parallel::PipelineStage* stage = nullptr;
 };
 
 }  // namespace banyan::nn

@@ -25,34 +25,47 @@ class C10dTransport final : public Transport {
                   std::vector<int64_t> in_sizes) override {
     c10d::AllToAllOptions options;
     options.timeout = deadline_;
-    wait(group_->alltoall_base(out, in, out_sizes, in_sizes, options));
+    at::Tensor own_out = own(out);
+    at::Tensor own_in = own(in);
+    wait(group_->alltoall_base(own_out, own_in, out_sizes, in_sizes, options));
   }
 
   void all_gather(at::Tensor& out, at::Tensor& in) override {
     c10d::AllgatherOptions options;
     options.timeout = deadline_;
-    wait(group_->_allgather_base(out, in, options));
+    at::Tensor own_out = own(out);
+    at::Tensor own_in = own(in);
+    wait(group_->_allgather_base(own_out, own_in, options));
   }
 
   void broadcast(at::Tensor& tensor, int64_t root) override {
     c10d::BroadcastOptions options;
     options.rootRank = root;
     options.timeout = deadline_;
-    std::vector<at::Tensor> tensors = {tensor};
+    std::vector<at::Tensor> tensors = {own(tensor)};
     wait(group_->broadcast(tensors, options));
   }
 
   void send(at::Tensor& tensor, int64_t to, int64_t tag) override {
-    std::vector<at::Tensor> tensors = {tensor};
+    std::vector<at::Tensor> tensors = {own(tensor)};
     wait(group_->send(tensors, static_cast<int>(to), static_cast<int>(tag)));
   }
 
+  std::function<void()> start_send(at::Tensor& tensor, int64_t to, int64_t tag) override {
+    std::vector<at::Tensor> tensors = {own(tensor)};
+    Work work = group_->send(tensors, static_cast<int>(to), static_cast<int>(tag));
+    return [this, work] { wait(work); };
+  }
+
   void receive(at::Tensor& tensor, int64_t from, int64_t tag) override {
-    std::vector<at::Tensor> tensors = {tensor};
+    std::vector<at::Tensor> tensors = {own(tensor)};
     wait(group_->recv(tensors, static_cast<int>(from), static_cast<int>(tag)));
   }
 
  private:
+  // The group's threads may hold a tensor for a while after the call: one that Python knows would
+  // want the interpreter when they let go of it, which may have ended by then.
+  static at::Tensor own(const at::Tensor& tensor) { return tensor.detach(); }
   void wait(const Work& work) { work->wait(deadline_); }
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;

@@ -43,8 +43,9 @@ Collectives::Collectives(std::string name,
   BANYAN_ASSERT(is_alone() || transport_ != nullptr, "group ", name_, " without a transport");
 }
 
+// What `call` throws comes out as RankError.
 template <typename Call>
-void Collectives::run(const char* op, const at::Tensor& tensor, int64_t bytes, const Call& call) {
+void Collectives::named(const char* op, const at::Tensor& tensor, const Call& call) const {
   try {
     call();
   } catch (const std::exception& error) {
@@ -68,6 +69,11 @@ void Collectives::run(const char* op, const at::Tensor& tensor, int64_t bytes, c
                                    " in vain: ",
                                    reason.substr(0, reason.find('\n'))));
   }
+}
+
+template <typename Call>
+void Collectives::run(const char* op, const at::Tensor& tensor, int64_t bytes, const Call& call) {
+  named(op, tensor, call);
   Traffic& traffic = traffic_[op];
   ++traffic.calls;
   traffic.bytes += bytes;
@@ -145,6 +151,14 @@ void Collectives::send(const at::Tensor& tensor, int64_t to, int64_t tag) {
   BANYAN_ASSERT(to != rank_, "send to oneself");
   at::Tensor source = tensor.contiguous();
   run("send", tensor, bytes_of(tensor), [&] { transport_->send(source, to, tag); });
+}
+
+std::function<void()> Collectives::start_send(const at::Tensor& tensor, int64_t to, int64_t tag) {
+  BANYAN_ASSERT(to != rank_, "send to oneself");
+  at::Tensor source = tensor.contiguous();
+  std::function<void()> wait;
+  run("send", tensor, bytes_of(tensor), [&] { wait = transport_->start_send(source, to, tag); });
+  return [this, source, wait] { named("send", source, wait); };
 }
 
 void Collectives::receive(at::Tensor& tensor, int64_t from, int64_t tag) {

@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -63,6 +64,9 @@ class Collectives {
   void broadcast(at::Tensor& tensor, int64_t root);
   void send(const at::Tensor& tensor, int64_t to, int64_t tag = 0);
   void receive(at::Tensor& tensor, int64_t from, int64_t tag = 0);
+  // A send that does not wait for the receiver. Call what comes back, once: it returns when the
+  // tensor, which must not change before, is free again.
+  std::function<void()> start_send(const at::Tensor& tensor, int64_t to, int64_t tag);
 
   // Small things, from the CPU. One entry per rank, in their order.
   std::vector<std::string> all_gather_bytes(const std::string& bytes);
@@ -77,6 +81,8 @@ class Collectives {
  private:
   template <typename Call>
   void run(const char* op, const at::Tensor& tensor, int64_t bytes, const Call& call);
+  template <typename Call>
+  void named(const char* op, const at::Tensor& tensor, const Call& call) const;
 
   std::string name_ = "alone";
   std::vector<int64_t> ranks_ = {0};

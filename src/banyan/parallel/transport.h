@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace banyan::parallel {
@@ -27,6 +28,11 @@ class Transport {
   virtual void broadcast(at::Tensor& tensor, int64_t root) = 0;
   virtual void send(at::Tensor& tensor, int64_t to, int64_t tag) = 0;
   virtual void receive(at::Tensor& tensor, int64_t from, int64_t tag) = 0;
+  // A send that returns at once; what comes back waits until the tensor is free again.
+  virtual std::function<void()> start_send(at::Tensor& tensor, int64_t to, int64_t tag) {
+    send(tensor, to, tag);
+    return [] {};
+  }
 };
 
 }  // namespace banyan::parallel

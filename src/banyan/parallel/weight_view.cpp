@@ -4,6 +4,9 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <set>
+#include <sstream>
+#include <utility>
 
 #include "banyan/core/error.h"
 
@@ -11,21 +14,25 @@ namespace banyan::parallel {
 
 WeightView::WeightView(const ParamTable& params, Groups& groups)
     : params_(params), groups_(groups), places_(params.params().size()) {
-  if (groups.tensor.is_alone()) return;
+  if (!groups.tensor.is_alone() && !places_.empty()) place();
+  list();
+}
+
+void WeightView::place() {
   const auto num_params = static_cast<int64_t>(places_.size());
   at::Tensor own = at::zeros({num_params, 2}, at::kLong);
   for (int64_t i = 0; i < num_params; ++i) {
-    const Param& param = params.params()[i];
+    const Param& param = params_.params()[i];
     if (param.cut.is_whole()) continue;
     own[i][0].fill_(param.cut.begin);
     own[i][1].fill_(param.master.size(param.cut.dim));
   }
-  const at::Tensor all = groups.tensor.all_gather(own);  // [n, params, 2]
+  const at::Tensor all = groups_.tensor.all_gather(own);  // [n, params, 2]
   const int64_t* value = all.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < num_params; ++i) {
-    if (params.params()[i].cut.is_whole()) continue;
+    if (params_.params()[i].cut.is_whole()) continue;
     Places& places = places_[i];
-    for (int64_t r = 0; r < groups.tensor.size(); ++r) {
+    for (int64_t r = 0; r < groups_.tensor.size(); ++r) {
       places.begin.push_back(value[(r * num_params + i) * 2]);
       places.count.push_back(value[(r * num_params + i) * 2 + 1]);
       places.longest = std::max(places.longest, places.count.back());
@@ -56,17 +63,51 @@ at::Tensor WeightView::gathered(size_t i, const at::Tensor& own) const {
   return whole;
 }
 
-void WeightView::each(const Visit& visit) const {
-  for (size_t i = 0; i < places_.size(); ++i) {
-    const Param& param = params_.params()[i];
-    visit(param.name, gathered(i, param.master));
+// A line per parameter: name, dtype, sizes of the whole tensor. A name that a stage before has is a
+// copy (a tied head).
+void WeightView::list() {
+  std::ostringstream own;
+  for (const Param& param : params_.params()) {
+    own << param.name << ' ' << static_cast<int>(param.master.scalar_type());
+    for (const int64_t size : param.cut.whole_shape(param.master.sizes())) own << ' ' << size;
+    own << '\n';
   }
+  std::set<std::string> seen;
+  int64_t stage = 0;
+  for (const std::string& lines : groups_.pipeline.all_gather_bytes(own.str())) {
+    std::istringstream in(lines);
+    std::string line;
+    for (int64_t param = 0; std::getline(in, line); ++param) {
+      std::istringstream words(line);
+      Whole whole;
+      whole.stage = stage;
+      whole.param = param;
+      int dtype = 0;
+      words >> whole.name >> dtype;
+      whole.dtype = static_cast<at::ScalarType>(dtype);
+      for (int64_t size = 0; words >> size;) whole.shape.push_back(size);
+      if (seen.insert(whole.name).second) all_.push_back(std::move(whole));
+    }
+    ++stage;
+  }
+}
+
+void WeightView::each(const Visit& visit) const {
+  std::vector<at::Tensor> masters;
+  for (const Param& param : params_.params()) masters.push_back(param.master);
+  each_of(masters, visit);
 }
 
 void WeightView::each_of(const std::vector<at::Tensor>& own, const Visit& visit) const {
   BANYAN_ASSERT(own.size() == places_.size(), "weight view: got ", own.size(), " tensors");
-  for (size_t i = 0; i < places_.size(); ++i) {
-    visit(params_.params()[i].name, gathered(i, own[i]));
+  const at::Device device = own.empty() ? at::Device(at::kCPU) : own[0].device();
+  for (const Whole& whole : all_) {
+    const bool is_here = whole.stage == groups_.pipeline.rank();
+    at::Tensor tensor = is_here
+                            ? gathered(whole.param, own[whole.param]).contiguous()
+                            : at::empty(whole.shape, at::TensorOptions(device).dtype(whole.dtype));
+    groups_.pipeline.broadcast(tensor, whole.stage);
+    visit(whole.name, tensor);
   }
 }
 

@@ -1,5 +1,7 @@
 // The whole tensors of a model whose parameters lie in parts on several ranks, one after the other:
-// what the rollout's model, checkpoints and exports are filled from, whatever the cut.
+// what the rollout's model, checkpoints and exports are filled from, whatever the cut. Parts of a
+// tensor are brought together over the tensor group of the stage that has it; then the stage tells
+// it to the others.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +23,7 @@ class WeightView {
 
   // `whole` has the bits of the parts. It is the master itself where that is whole.
   using Visit = std::function<void(const std::string& name, const at::Tensor& whole)>;
-  // (all) Masters by their HF names, in the order of the table.
+  // (all) Masters by their HF names, each once, stage after stage in the order of their tables.
   void each(const Visit& visit) const;
   // (all) Tensors that lie as the masters do, one per parameter: gradients, moments.
   void each_of(const std::vector<at::Tensor>& own, const Visit& visit) const;
@@ -33,11 +35,22 @@ class WeightView {
     std::vector<int64_t> count;
     int64_t longest = 0;
   };
+  // A tensor of the model, on the stage that tells it.
+  struct Whole {
+    std::string name;
+    int64_t stage = 0;
+    int64_t param = 0;  // in that stage's table
+    std::vector<int64_t> shape;
+    at::ScalarType dtype = at::kFloat;
+  };
+  void place();
+  void list();
   at::Tensor gathered(size_t i, const at::Tensor& own) const;
 
   const ParamTable& params_;
   Groups& groups_;
   std::vector<Places> places_;  // per parameter; empty where it is whole
+  std::vector<Whole> all_;
 };
 
 }  // namespace banyan::parallel

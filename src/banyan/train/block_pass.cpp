@@ -8,6 +8,7 @@
 #include "banyan/ops/trie_attention.h"
 #include "banyan/ops/value_head.h"
 #include "banyan/parallel/cut_head.h"
+#include "banyan/parallel/pipeline_stage.h"
 
 namespace banyan::train {
 namespace {
@@ -26,30 +27,41 @@ at::Tensor row_index(const trie::Block& block, at::Device device) {
   return int_tensor(block.edges.source, device).to(at::kLong).sub_(block.num_carried);
 }
 
+int64_t bytes_of(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+}
+
 }  // namespace
 
 int64_t BlockBody::bytes() const {
   if (!saved) return 0;
-  return saved->bytes() + static_cast<int64_t>(row_hidden.nbytes());
+  return saved->bytes() + bytes_of(row_hidden);
 }
 
 int64_t BlockBody::backward_bytes() const {
   if (!saved) return 0;
-  return saved->backward_bytes() + static_cast<int64_t>(row_hidden.nbytes());
+  return saved->backward_bytes() + bytes_of(row_hidden);
 }
 
 BlockBody forward_body(models::CausalLM& model,
                        const trie::Block& block,
                        std::unique_ptr<AttentionContext> attention,
-                       bool keep) {
+                       bool keep,
+                       int64_t chunk,
+                       const at::Tensor& input) {
   const ComputeOptions& options = model.options();
   BlockBody body;
   body.attention = std::move(attention);
-  const at::Tensor hidden =
-      model.forward(int_tensor(block.trie.tok, options.device, block.num_carried),
-                    int_tensor(block.trie.pos, options.device, block.num_carried),
-                    *body.attention,
-                    keep ? &body.saved : nullptr);
+  const at::Tensor hidden = model.forward_chunk(
+      chunk,
+      input.defined() ? input : int_tensor(block.trie.tok, options.device, block.num_carried),
+      int_tensor(block.trie.pos, options.device, block.num_carried),
+      *body.attention,
+      keep ? &body.saved : nullptr);
+  if (model.stage() != nullptr && !model.stage()->is_last(chunk)) {
+    body.rows = hidden;
+    return body;
+  }
   body.row_hidden = hidden.index_select(0, row_index(block, options.device));
   return body;
 }
@@ -124,13 +136,13 @@ at::Tensor vocabulary_backward(models::CausalLM& model,
 
 }  // namespace
 
-void backward_block(models::CausalLM& model,
-                    const trie::Block& block,
-                    BlockBody body,
-                    const BlockHead& head,
-                    const HeadGradients& gradients,
-                    const HeadSpec& spec,
-                    ops::HeadMemory* memory) {
+at::Tensor backward_head(models::CausalLM& model,
+                         const trie::Block& block,
+                         BlockBody& body,
+                         const BlockHead& head,
+                         const HeadGradients& gradients,
+                         const HeadSpec& spec,
+                         ops::HeadMemory* memory) {
   at::Tensor grad_rows;
   if (model.head_kind() == models::HeadKind::kValue) {
     grad_rows = ops::value_head_backward(body.row_hidden,
@@ -144,8 +156,15 @@ void backward_block(models::CausalLM& model,
   // Head rows are distinct tokens, so a copy is the whole scatter.
   at::Tensor grad_hidden = at::zeros({block.num_own(), grad_rows.size(1)}, grad_rows.options());
   grad_hidden.index_copy_(0, row_index(block, grad_rows.device()), grad_rows);
-  body.row_hidden = grad_rows = at::Tensor();
-  model.backward(std::move(body.saved), grad_hidden, *body.attention);
+  body.row_hidden = at::Tensor();
+  return grad_hidden;
+}
+
+at::Tensor backward_body(models::CausalLM& model,
+                         BlockBody body,
+                         const at::Tensor& grad,
+                         int64_t chunk) {
+  return model.backward_chunk(chunk, std::move(body.saved), grad, *body.attention);
 }
 
 std::vector<at::Tensor> sample_logits(models::CausalLM& model,
@@ -154,7 +173,8 @@ std::vector<at::Tensor> sample_logits(models::CausalLM& model,
   const trie::Trie trie = trie::build(samples, {.share = share});
   ops::TrieAttention attention(trie, model.options());
   const at::Device device = model.options().device;
-  BANYAN_ASSERT(model.tensor() == nullptr, "logits of a model that is cut over ranks");
+  BANYAN_ASSERT(model.tensor() == nullptr && model.stage() == nullptr,
+                "logits of a model that is cut over ranks");
   const at::Tensor hidden = model.forward(
       int_tensor(trie.tok, device), int_tensor(trie.pos, device), attention, /*saved=*/nullptr);
   const at::Tensor logits = ops::head_logits(hidden, model.head(), model.options());

@@ -25,7 +25,8 @@ struct HeadSpec {
 struct BlockBody {
   std::unique_ptr<AttentionContext> attention;
   std::unique_ptr<models::Saved> saved;  // null when nothing will be differentiated
-  at::Tensor row_hidden;                 // [R, E] hidden of the head rows
+  at::Tensor rows;        // what the next stage of a pipeline gets; undefined on the last
+  at::Tensor row_hidden;  // [R, E] hidden of the head rows; undefined on other stages than the last
   // Bytes of the activations in `saved` and `row_hidden`.
   int64_t bytes() const;
   // Most of them at one time during the backward, with what that computes again.
@@ -41,13 +42,16 @@ struct BlockHead {
 };
 
 // Runs the own tokens of `block` on `attention`, which knows where the K and V of the others are.
-// `keep` saves activations for backward_block.
+// `keep` saves activations for backward_body. Of a model in stages: one chunk, on the rows that
+// the stage before gave, or ids where that is undefined.
 BlockBody forward_body(models::CausalLM& model,
                        const trie::Block& block,
                        std::unique_ptr<AttentionContext> attention,
-                       bool keep);
+                       bool keep,
+                       int64_t chunk = 0,
+                       const at::Tensor& input = {});
 
-// The head on the rows of a body's forward. `memory`, if given, is left for backward_block.
+// The head on the rows of a body's forward. `memory`, if given, is left for backward_body.
 BlockHead forward_head(models::CausalLM& model,
                        const trie::Block& block,
                        const at::Tensor& row_hidden,
@@ -61,15 +65,23 @@ struct HeadGradients {
   at::Tensor entropy;  // [R], or undefined
 };
 
-// Through head and body into the parameters' gradients, and into the accumulators of the blocks
-// that this one carries from. Consumes `body`.
-void backward_block(models::CausalLM& model,
-                    const trie::Block& block,
-                    BlockBody body,
-                    const BlockHead& head,
-                    const HeadGradients& gradients,
-                    const HeadSpec& spec,
-                    ops::HeadMemory* memory = nullptr);
+// Through the head into its gradients: d(hidden) [T, E] of the block's own tokens, for
+// backward_body. Frees the rows of `body`.
+at::Tensor backward_head(models::CausalLM& model,
+                         const trie::Block& block,
+                         BlockBody& body,
+                         const BlockHead& head,
+                         const HeadGradients& gradients,
+                         const HeadSpec& spec,
+                         ops::HeadMemory* memory = nullptr);
+
+// Through the body into the parameters' gradients, and into the accumulators of the blocks that
+// this one carries from. Consumes `body`. Returns the gradient of the chunk's input; undefined for
+// ids.
+at::Tensor backward_body(models::CausalLM& model,
+                         BlockBody body,
+                         const at::Tensor& grad,
+                         int64_t chunk = 0);
 
 // Logits of every token of each sample, [tokens, V] fp32 (fp64): small inputs, for parity with
 // other systems.

@@ -61,6 +61,8 @@ void read_megatron(const ConfigNode& node, MegatronConfig& megatron) {
   node.read("tensor_model_parallel_size", megatron.tensor_model_parallel_size);
   node.read("sequence_parallel", megatron.sequence_parallel);
   node.read("context_parallel_size", megatron.context_parallel_size);
+  node.read("pipeline_model_parallel_size", megatron.pipeline_model_parallel_size);
+  node.read("virtual_pipeline_model_parallel_size", megatron.virtual_pipeline_model_parallel_size);
   const std::string override = "override_transformer_config.";
   RecomputeConfig& recompute = megatron.recompute;
   node.read(override + "recompute_granularity", recompute.recompute_granularity);
@@ -73,6 +75,15 @@ void read_router(const ConfigNode& node, RouterConfig& router) {
   node.read("moe_aux_loss_coeff", router.moe_aux_loss_coeff);
   node.read("moe_z_loss_coeff", router.moe_z_loss_coeff);
   node.read("moe_router_dtype", router.moe_router_dtype);
+}
+
+void read_stages(const ConfigNode& node, StagesConfig& stages) {
+  node.read("num_layers_in_first_pipeline_stage", stages.num_layers_in_first_pipeline_stage);
+  node.read("num_layers_in_last_pipeline_stage", stages.num_layers_in_last_pipeline_stage);
+  node.read("num_layers_per_virtual_pipeline_stage", stages.num_layers_per_virtual_pipeline_stage);
+  node.read("account_for_embedding_in_pipeline_split",
+            stages.account_for_embedding_in_pipeline_split);
+  node.read("account_for_loss_in_pipeline_split", stages.account_for_loss_in_pipeline_split);
 }
 
 void read_algorithm(const ConfigNode& node, AlgorithmConfig& algorithm) {
@@ -224,6 +235,9 @@ Config config_from_json(const std::string& text) {
   reference.read("tensor_model_parallel_size", config.ref_tensor_model_parallel_size);
   reference.read("sequence_parallel", config.ref_sequence_parallel);
   reference.read("context_parallel_size", config.ref_context_parallel_size);
+  reference.read("pipeline_model_parallel_size", config.ref_pipeline_model_parallel_size);
+  reference.read("virtual_pipeline_model_parallel_size",
+                 config.ref_virtual_pipeline_model_parallel_size);
   read_sharing(node("actor_rollout_ref.sharing."), config.sharing);
   node("actor_rollout_ref.sharing.").read("detector", config.sharing.detector);
   node("actor_rollout_ref.sharing.").read("verify", config.sharing.verify);
@@ -237,6 +251,8 @@ Config config_from_json(const std::string& text) {
   read_megatron(node("actor_rollout_ref.actor.megatron."), config.actor.megatron);
   read_router(node("actor_rollout_ref.actor.megatron.override_transformer_config."),
               config.actor.router);
+  read_stages(node("actor_rollout_ref.actor.megatron.override_transformer_config."),
+              config.actor.stages);
   read_policy_loss(node("actor_rollout_ref.actor.policy_loss."), config.actor.policy_loss);
   read_critic(node("critic."), config.critic);
   read_optim(node("critic.optim."), config.critic.optim);

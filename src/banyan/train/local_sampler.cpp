@@ -25,7 +25,7 @@ LocalSampler::LocalSampler(const Config& config,
                            models::CausalLM& actor,
                            parallel::Fsdp* fsdp)
     : config_(config), host_(host), factory_(factory), groups_(groups), actor_(actor), fsdp_(fsdp) {
-  if (fsdp_ != nullptr || actor_.tensor() != nullptr) {
+  if (fsdp_ != nullptr || actor_.tensor() != nullptr || actor_.stage() != nullptr) {
     whole_ = load_rollout_model(config, /*with_values=*/fsdp_ == nullptr);
   }
   if (fsdp_ != nullptr) filled_ = std::make_unique<FilledWeights>(*whole_);

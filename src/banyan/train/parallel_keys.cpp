@@ -15,6 +15,7 @@ namespace {
 constexpr const char* kTensor = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size";
 constexpr const char* kContext = "actor_rollout_ref.actor.megatron.context_parallel_size";
 constexpr const char* kUlysses = "actor_rollout_ref.actor.ulysses_sequence_parallel_size";
+constexpr const char* kPipeline = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size";
 
 void check_role(const char* key, int64_t size, int64_t actor) {
   BANYAN_CHECK(size == actor,
@@ -62,11 +63,45 @@ void check_context(const Config& config) {
   }
 }
 
+void check_pipeline(const Config& config) {
+  const MegatronConfig& actor = config.actor.megatron;
+  const int64_t pipeline = actor.pipeline_model_parallel_size;
+  const auto chunks = [](const std::optional<int64_t>& value) { return value.value_or(1); };
+  const int64_t own = chunks(actor.virtual_pipeline_model_parallel_size);
+  check_role("actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
+             config.ref_pipeline_model_parallel_size,
+             pipeline);
+  check_role("actor_rollout_ref.ref.megatron.virtual_pipeline_model_parallel_size",
+             chunks(config.ref_virtual_pipeline_model_parallel_size),
+             own);
+  if (wants_critic(config)) {
+    check_role("critic.megatron.pipeline_model_parallel_size",
+               config.critic.megatron.pipeline_model_parallel_size,
+               pipeline);
+    check_role("critic.megatron.virtual_pipeline_model_parallel_size",
+               chunks(config.critic.megatron.virtual_pipeline_model_parallel_size),
+               own);
+  }
+  parallel::check_split(stage_split(config));
+  const bool by_heads = config.actor.ulysses_sequence_parallel_size > 1;
+  BANYAN_CHECK(pipeline == 1 || context_size(config) == 1,
+               "[config] ",
+               by_heads ? kUlysses : kContext,
+               ": wanted 1 with ",
+               kPipeline,
+               "=",
+               pipeline,
+               ", got ",
+               context_size(config),
+               ": a pass goes through stages, or is shared out");
+}
+
 }  // namespace
 
 parallel::MeshShape mesh_shape(const Config& config) {
   return {.tp = config.actor.megatron.tensor_model_parallel_size,
           .cp = context_size(config),
+          .pp = config.actor.megatron.pipeline_model_parallel_size,
           .shard = std::max<int64_t>(0, config.actor.fsdp.fsdp_size),
           .rollout = num_rollout_ranks(config)};
 }
@@ -82,26 +117,29 @@ void check_parallel(const Config& config) {
                config.critic.megatron.tensor_model_parallel_size,
                tensor);
   }
-  if (tensor > 1) {
-    const auto check_whole = [&](const char* key, const Sharding& sharding) {
-      BANYAN_CHECK(!sharding.cuts_weights,
-                   "[config] ",
-                   key,
-                   ": wanted megatron or null with ",
-                   kTensor,
-                   "=",
-                   tensor,
-                   ", got fsdp: weights are cut in one way");
-    };
-    check_whole("actor_rollout_ref.actor.strategy", actor_sharding(config));
-    check_whole("actor_rollout_ref.ref.strategy", reference_sharding(config));
-    check_whole("critic.strategy", critic_sharding(config));
-  }
-  BANYAN_CHECK(tensor == 1 || config.sharing.verify == "off",
+  check_pipeline(config);
+  const int64_t pipeline = config.actor.megatron.pipeline_model_parallel_size;
+  if (tensor == 1 && pipeline == 1) return;
+  const char* cut = tensor > 1 ? kTensor : kPipeline;
+  const int64_t size = tensor > 1 ? tensor : pipeline;
+  const auto check_whole = [&](const char* key, const Sharding& sharding) {
+    BANYAN_CHECK(!sharding.cuts_weights,
+                 "[config] ",
+                 key,
+                 ": wanted megatron or null with ",
+                 cut,
+                 "=",
+                 size,
+                 ", got fsdp: weights are cut in one way");
+  };
+  check_whole("actor_rollout_ref.actor.strategy", actor_sharding(config));
+  check_whole("actor_rollout_ref.ref.strategy", reference_sharding(config));
+  check_whole("critic.strategy", critic_sharding(config));
+  BANYAN_CHECK(config.sharing.verify == "off",
                "[config] actor_rollout_ref.sharing.verify: wanted off with ",
-               kTensor,
+               cut,
                "=",
-               tensor,
+               size,
                ", got ",
                config.sharing.verify,
                ": each rank sees a part of the gradients");
@@ -137,6 +175,15 @@ void check_parallel(const Config& config, const parallel::Groups& groups) {
                tensor,
                "), got ",
                context);
+  const int64_t pipeline = config.actor.megatron.pipeline_model_parallel_size;
+  BANYAN_CHECK(groups.pipeline.size() == pipeline,
+               "[config] ",
+               kPipeline,
+               ": wanted a divisor of the number of processes (",
+               groups.world.size(),
+               "), got ",
+               pipeline,
+               "; start them with torchrun --nproc-per-node N -m banyan.trainer.main_ppo ...");
 }
 
 void set_cut(bool sequence_parallel, parallel::Groups& groups, models::LoadOptions& options) {
@@ -177,6 +224,27 @@ void check_heads(const Config& config, parallel::Groups& groups) {
   if (wants_critic(config)) {
     check(config.critic_model_path.value_or(config.model.path), models::HeadKind::kValue);
   }
+}
+
+parallel::StageSplit stage_split(const Config& config) {
+  const MegatronConfig& megatron = config.actor.megatron;
+  const StagesConfig& stages = config.actor.stages;
+  return {.pipeline_model_parallel_size = megatron.pipeline_model_parallel_size,
+          .virtual_pipeline_model_parallel_size = megatron.virtual_pipeline_model_parallel_size,
+          .num_layers_per_virtual_pipeline_stage = stages.num_layers_per_virtual_pipeline_stage,
+          .num_layers_in_first_pipeline_stage = stages.num_layers_in_first_pipeline_stage,
+          .num_layers_in_last_pipeline_stage = stages.num_layers_in_last_pipeline_stage,
+          .account_for_embedding_in_pipeline_split = stages.account_for_embedding_in_pipeline_split,
+          .account_for_loss_in_pipeline_split = stages.account_for_loss_in_pipeline_split};
+}
+
+void set_stages(const parallel::StageSplit& split,
+                parallel::Groups& groups,
+                models::LoadOptions& options) {
+  if (groups.pipeline.is_alone()) return;
+  options.pipeline = &groups.pipeline;
+  options.embedding = &groups.embedding;
+  options.split = split;
 }
 
 }  // namespace banyan::train

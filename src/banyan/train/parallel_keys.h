@@ -16,7 +16,7 @@ void check_parallel(const Config& config);
 // The same of a run that was started with these groups.
 void check_parallel(const Config& config, const parallel::Groups& groups);
 
-// Cuts what is loaded over the ranks of `groups`.
+// Cuts each layer of what is loaded over the ranks of `groups`.
 void set_cut(bool sequence_parallel, parallel::Groups& groups, models::LoadOptions& options);
 
 // Which ranks share the samples of a pass, which compute it together, and who adds gradients.
@@ -25,5 +25,10 @@ void set_ranks(const Config& config, parallel::Groups& groups, Layout& layout);
 // Throws [config] if the heads of a model (its part on this rank) cannot be dealt out over
 // ulysses_sequence_parallel_size ranks. Reads no weights.
 void check_heads(const Config& config, parallel::Groups& groups);
+// How the layers of the run's models are dealt out in stages, and that for what is loaded.
+parallel::StageSplit stage_split(const Config& config);
+void set_stages(const parallel::StageSplit& split,
+                parallel::Groups& groups,
+                models::LoadOptions& options);
 
 }  // namespace banyan::train

@@ -225,7 +225,9 @@ TEST(Recompute, BytesPerTokenAreThoseOfThePass) {
     const int64_t rows = kTokens * 112 * 2;  // [R, E] of the head, R = T - 1
     EXPECT_EQ(memory.stated, kTokens * (bytes.kept + bytes.again) + rows - 112 * 2);
     EXPECT_LE(memory.measured, kTokens * bytes.total() + 4 * rows);
-    EXPECT_GE(memory.measured, kTokens * (bytes.kept + bytes.again));
+    // First layers run again when those behind them are through.
+    const bool at_once = way.method != RecomputeMethod::kBlock;
+    EXPECT_GE(memory.measured, kTokens * (bytes.kept + (at_once ? bytes.again : 0)));
   }
 }
 

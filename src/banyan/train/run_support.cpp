@@ -62,7 +62,7 @@ trie::CostModel calibrated_cost(models::CausalLM& model,
   const std::string file = directory + "/cost_model.json";
   trie::CostModel cost;
   if (ranks.is_first()) std::filesystem::create_directories(directory);
-  if (model.tensor() == nullptr) {
+  if (model.tensor() == nullptr || model.stage() != nullptr) {
     if (ranks.is_first()) cost = calibrate_once(model, file);
     return broadcast(cost, ranks);
   }

@@ -27,8 +27,9 @@ std::string find_checkpoint(const std::string& resume_mode,
                             RunHost& host,
                             parallel::Collectives& ranks);
 
-// calibrate_once in `directory` by the first rank, for all: they must plan alike. A model that is
-// cut over ranks is measured by all of them, by the clock of the first of each cut.
+// calibrate_once in `directory` by the first rank, for all: they must plan alike. A model whose
+// layers are cut over ranks is measured by all of them, by the clock of the first of each cut; of
+// one in stages the first rank brings a whole one.
 trie::CostModel calibrated_cost(models::CausalLM& model,
                                 const std::string& directory,
                                 parallel::Collectives& ranks);

@@ -9,6 +9,7 @@
 #include "banyan/core/error.h"
 #include "banyan/io/files.h"
 #include "banyan/io/json.h"
+#include "banyan/parallel/pipeline_stage.h"
 #include "banyan/rollout/memory/kv_budget.h"
 
 namespace banyan::train {
@@ -74,8 +75,12 @@ int64_t coming_bytes(models::CausalLM& model, bool with_moments) {
 }
 
 int64_t bytes_per_token(const models::CausalLM& model) {
-  const int64_t body = model.activation_bytes().total();
+  const nn::ActivationBytes bytes = model.activation_bytes();
+  int64_t body = bytes.total();
   if (body == 0) return 0;
+  if (const parallel::PipelineStage* stage = model.stage()) {  // several blocks at one time
+    body += bytes.kept * stage->num_in_flight() / stage->num_chunks() - bytes.kept;
+  }
   return body +
          kRows * model.shape().hidden *
              static_cast<int64_t>(c10::elementSize(model.options().dtype)) +

@@ -1,7 +1,5 @@
 #include "banyan/train/walk.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -15,30 +13,31 @@
 #include "banyan/ops/trie_attention.h"
 #include "banyan/parallel/lockstep.h"
 #include "banyan/train/clock.h"
+#include "banyan/train/detail/head_numbers.h"
 #include "banyan/train/detail/logical_gradients.h"
+#include "banyan/train/pipeline_pass.h"
 
 namespace banyan::train {
 namespace {
 
-// The numbers of one block's head, fp64 on the CPU (exact copies).
-struct HeadNumbers {
-  at::Tensor value;        // [X] log-probabilities, or [R] values
-  at::Tensor entropy;      // [R]
-  at::Tensor sum_squares;  // [R]
-};
-
 struct BlockState {
   ops::CarryStore store;  // what the block offers
-  BlockBody body;         // from a forward that keeps activations to the backward
+  // From a forward that keeps activations to the backward, by chunk of the model; one of those that
+  // other stages feed keeps its input alone where the body is made again.
+  std::vector<BlockBody> bodies;
+  std::vector<at::Tensor> inputs;
   BlockHead head;
-  HeadNumbers numbers;
-  bool has_head = false;
-  bool live = false;  // `body` holds activations
+
+  bool is_live() const {
+    return std::any_of(
+        bodies.begin(), bodies.end(), [](const BlockBody& body) { return body.saved != nullptr; });
+  }
 };
 
-at::Tensor to_double(const at::Tensor& x) {
-  return x.defined() ? x.to(at::kCPU, at::kDouble).contiguous() : at::Tensor();
-}
+// What a forward leaves for the backward.
+enum class Keep : uint8_t { kNothing, kInput, kAll };
+
+using detail::HeadNumbers;
 
 class Walk {
  public:
@@ -54,21 +53,38 @@ class Walk {
         observer_(observer),
         routers_(routers),
         states_(plan.blocks.size()),
+        numbers_(plan, spec, model.head_kind(), number_type(model.options().dtype)),
+        pipeline_(model, plan),
         context_(context, plan, model, [this](int32_t b) { return &states_[b].store; }) {
     model_.set_router_scope(routers);
     if (model_.expert_ranks() != nullptr) {
       lockstep_.emplace(*model_.expert_ranks(), [this](Pass pass) { model_.idle(pass); });
     }
+    for (BlockState& state : states_) {
+      state.bodies.resize(pipeline_.num_chunks());
+      state.inputs.resize(pipeline_.num_chunks());
+    }
+    BANYAN_ASSERT(pipeline_.is_alone() || (context_.is_alone() && keeper_ == nullptr &&
+                                           !lockstep_ && routers == nullptr),
+                  "a pipeline with context parallel, weights in parts or experts");
     BANYAN_ASSERT(context_.is_alone() || !lockstep_, "context parallel with experts over ranks");
   }
   ~Walk() { model_.set_router_scope(nullptr); }
   Walk(const Walk&) = delete;
   Walk& operator=(const Walk&) = delete;
 
-  void forward(int32_t round, bool keep) {
-    run_forward(round, keep, /*recompute=*/false);
+  void forward(int32_t round, int32_t chunk, Keep keep) {
+    run_forward(round, chunk, keep, /*recompute=*/false);
     stats.forward_seconds += clock_.lap();
   }
+
+  // What this rank runs of these entries, in order; end_steps when it has.
+  const parallel::PipelineSteps& begin_steps(const std::vector<trie::Entry>& entries) {
+    return pipeline_.begin(entries);
+  }
+  void end_steps() { pipeline_.end(); }
+  // True where losses are asked for as their tokens have run; elsewhere the numbers come later.
+  bool has_head() const { return pipeline_.has_head(); }
 
   // Tells a keeper of the weights which passes come (core/param_keeper.h).
   void start(const std::string& passes) {
@@ -91,12 +107,28 @@ class Walk {
         last_reader[context_.round_of(carried.block)] = context_.round_of(static_cast<int32_t>(b));
       }
     }
+    std::vector<trie::Entry> entries;
     for (int32_t round = 0; round < num_rounds; ++round) {
-      forward(round, /*keep=*/false);
-      for (int32_t earlier = 0; earlier <= round; ++earlier) {
-        if (last_reader[earlier] == round) drop_stores(earlier);
+      entries.push_back({trie::Action::kForward, round});
+    }
+    for (const parallel::PipelineStep& step : begin_steps(entries)) {
+      forward(step.block, step.chunk, Keep::kNothing);
+      if (step.chunk + 1 < pipeline_.num_chunks()) continue;
+      for (int32_t earlier = 0; earlier <= step.block; ++earlier) {
+        if (last_reader[earlier] == step.block) drop_stores(earlier);
       }
     }
+    end_steps();
+    tell_heads();
+  }
+
+  // (all) The numbers of all heads from the last stage to the others, once.
+  void tell_heads() {
+    if (pipeline_.is_alone() || is_told_) return;
+    is_told_ = true;
+    at::Tensor all = numbers_.packed();
+    pipeline_.tell(all);
+    if (!has_head()) numbers_.unpack(all);
   }
 
   // The samples whose last token lies in a round.
@@ -109,30 +141,14 @@ class Walk {
     return samples;
   }
 
-  // The number of each logical token of `samples`, out of `which` of its block. Log-probabilities
-  // lie on edges, everything else on rows.
-  at::Tensor gather(const std::vector<int32_t>& samples, at::Tensor HeadNumbers::* which) const {
-    const trie::LogicalTokens& logical = plan_.logical;
-    const bool on_edges = which == &HeadNumbers::value && !has_value_head();
-    int64_t total = 0;
-    for (const int32_t s : samples) total += logical.offsets[s + 1] - logical.offsets[s];
-    at::Tensor out = at::empty({total}, at::kDouble);
-    double* to = out.data_ptr<double>();
-    for (const int32_t s : samples) {
-      for (int32_t u = logical.offsets[s]; u < logical.offsets[s + 1]; ++u) {
-        const BlockState& state = states_[logical.block[u]];
-        BANYAN_ASSERT(state.has_head, "the loss of sample ", s, " comes before its forward");
-        *to++ = (state.numbers.*which)
-                    .const_data_ptr<double>()[on_edges ? logical.edge[u] : logical.row[u]];
-      }
-    }
-    return out.to(number_type());
-  }
+  const HeadNumbers& numbers() const { return numbers_; }
 
   TokenOutputs outputs(const std::vector<int32_t>& samples) const {
     TokenOutputs out;
-    out.value = gather(samples, &HeadNumbers::value);
-    if (has_entropy()) out.entropy = gather(samples, &HeadNumbers::entropy);
+    out.value = numbers_.gather(samples, HeadNumbers::Kind::kValue);
+    if (numbers_.has(HeadNumbers::Kind::kEntropy)) {
+      out.entropy = numbers_.gather(samples, HeadNumbers::Kind::kEntropy);
+    }
     out.offsets.push_back(0);
     for (const int32_t s : samples) {
       out.offsets.push_back(out.offsets.back() + plan_.logical.offsets[s + 1] -
@@ -147,62 +163,73 @@ class Walk {
     gradients_.emplace(plan_);
   }
 
-  // Puts the gradients of `samples` where their blocks find them.
+  // Puts the gradients of `samples` where their blocks find them; where there are no heads nobody
+  // asks for them.
   void take(const std::vector<int32_t>& samples, const TokenGradients& gradients) {
-    gradients_->take(samples, gradients);
+    if (has_head()) gradients_->take(samples, gradients);
   }
 
-  void recompute(int32_t round) {
-    if (!context_.is_idle(round)) {
+  void recompute(int32_t round, int32_t chunk) {
+    if (!context_.is_idle(round) && chunk == 0) {
       stats.num_recomputed += context_.part(context_.own(round)).num_own();
     }
-    run_forward(round, /*keep=*/true, /*recompute=*/true);
+    run_forward(round, chunk, Keep::kAll, /*recompute=*/true);
     stats.recompute_seconds += clock_.lap();
   }
 
-  void backward(int32_t round) {
+  // The first chunk of a block is the last to go back.
+  void backward(int32_t round, int32_t chunk) {
     if (context_.is_idle(round)) {
       if (keeper_ != nullptr) keeper_->begin(Pass::kBackward);
       context_.idle_backward(round);
       if (keeper_ != nullptr) keeper_->end(Pass::kBackward);
     } else {
-      backward_of(context_.own(round));
+      backward_of(context_.own(round), chunk);
     }
-    drop_stores(round);
+    if (chunk == 0) drop_stores(round);
   }
 
   WalkStats stats;
 
  private:
-  void backward_of(int32_t b) {
+  void backward_of(int32_t b, int32_t chunk) {
     BlockState& state = states_[b];
-    BANYAN_ASSERT(state.live && gradients_->pending(b) == 0,
+    BlockBody& body = state.bodies[chunk];
+    BANYAN_ASSERT(body.saved != nullptr, "backward of block ", b, " before its forward");
+    clock_.lap();
+    measure(body.backward_bytes() - body.bytes());
+    BlockBody own = std::move(body);
+    body = {};
+    at::Tensor grad;
+    if (keeper_ != nullptr) keeper_->begin(Pass::kBackward);
+    if (lockstep_) lockstep_->begin(Pass::kBackward);
+    if (pipeline_.is_last(chunk)) {
+      grad = backward_of_head(b, own);
+    } else {
+      grad = pipeline_.receive_gradient(b, chunk);
+    }
+    grad = backward_body(model_, std::move(own), grad, chunk);
+    if (keeper_ != nullptr) keeper_->end(Pass::kBackward);
+    if (!pipeline_.is_first(chunk)) pipeline_.send_gradient(b, chunk, grad);
+    measure();
+    stats.backward_seconds += clock_.lap();
+  }
+
+  at::Tensor backward_of_head(int32_t b, BlockBody& body) {
+    BANYAN_ASSERT(gradients_->pending(b) == 0,
                   "backward of block ",
                   b,
-                  " before its forward or its losses: ",
+                  " before its losses: ",
                   gradients_->pending(b),
                   " tokens wait");
-    clock_.lap();
     HeadGradients gradients;
-    const bool on_edges = !has_value_head();
+    const bool on_edges = numbers_.on_edges(HeadNumbers::Kind::kValue);
     (on_edges ? gradients.edge : gradients.row) =
         context_.of_part(b, gradients_->of_values(b, on_edges), on_edges);
     gradients.entropy = context_.of_part(b, gradients_->of_entropies(b), /*on_edges=*/false);
-    measure(state.body.backward_bytes() - state.body.bytes());
-    state.live = false;
-    if (keeper_ != nullptr) keeper_->begin(Pass::kBackward);
-    if (lockstep_) lockstep_->begin(Pass::kBackward);
-    backward_block(model_,
-                   context_.part(b),
-                   std::move(state.body),
-                   state.head,
-                   gradients,
-                   spec_,
-                   &head_memory_);
-    if (keeper_ != nullptr) keeper_->end(Pass::kBackward);
-    measure();
-    state.head = {};
-    stats.backward_seconds += clock_.lap();
+    const BlockHead head = std::move(states_[b].head);
+    states_[b].head = {};
+    return backward_head(model_, context_.part(b), body, head, gradients, spec_, &head_memory_);
   }
 
   void drop_stores(int32_t round) {
@@ -210,15 +237,15 @@ class Walk {
   }
 
   // Forward of a round; the heads too, unless an earlier pass left their numbers.
-  void run_forward(int32_t round, bool keep, bool recompute) {
+  void run_forward(int32_t round, int32_t chunk, Keep keep, bool recompute) {
     clock_.lap();
-    const bool with_heads = !states_[context_.begin(round)].has_head;
+    const bool with_heads = !numbers_.is_there(context_.begin(round));
     if (context_.is_idle(round)) {
       if (keeper_ != nullptr) keeper_->begin(Pass::kForward);
       context_.idle_forward(round);
       if (keeper_ != nullptr) keeper_->end(Pass::kForward);
     } else {
-      run_forward_of(context_.own(round), round, keep, recompute);
+      run_forward_of(context_.own(round), round, chunk, keep, recompute);
     }
     if (!context_.is_alone() && with_heads) tell_numbers(round);
   }
@@ -230,57 +257,58 @@ class Walk {
     return context_.around(round, std::move(attention));
   }
 
-  void run_forward_of(int32_t b, int32_t round, bool keep, bool recompute) {
+  // Rows of the stage before; undefined where the input are ids.
+  at::Tensor input_of(int32_t b, int32_t chunk, Keep keep, bool recompute) {
+    if (pipeline_.is_first(chunk)) return {};
+    at::Tensor& kept = states_[b].inputs[chunk];
+    if (recompute) return std::exchange(kept, at::Tensor());
+    at::Tensor rows = pipeline_.receive_rows(b, chunk);
+    if (keep == Keep::kInput) kept = rows;
+    return rows;
+  }
+
+  void run_forward_of(int32_t b, int32_t round, int32_t chunk, Keep keep, bool recompute) {
     BlockState& state = states_[b];
     const trie::Block& block = context_.part(b);
+    const bool keeps_all = keep == Keep::kAll;
+    const at::Tensor input = input_of(b, chunk, keep, recompute);
     if (keeper_ != nullptr) keeper_->begin(Pass::kForward);
     if (lockstep_) lockstep_->begin(Pass::kForward);
     // Of its forwards one is counted.
-    if (routers_ != nullptr && !routers_->is_closed()) routers_->set_counting(!state.has_head);
-    BlockBody body = forward_body(model_, block, attention_of(b, round, recompute), keep);
+    if (routers_ != nullptr && !routers_->is_closed())
+      routers_->set_counting(!numbers_.is_there(b));
+    BlockBody body =
+        forward_body(model_, block, attention_of(b, round, recompute), keeps_all, chunk, input);
     if (routers_ != nullptr) routers_->set_counting(false);
-    if (!state.has_head) {
+    const at::Tensor rows = std::exchange(body.rows, at::Tensor());
+    if (rows.defined()) {
+      if (!recompute) pipeline_.send_rows(b, chunk, rows);
+    } else if (!numbers_.is_there(b)) {
       // Held until the next forward, which is enough for a block whose backward comes before that.
       state.head =
-          forward_head(model_, block, body.row_hidden, spec_, keep ? &head_memory_ : nullptr);
-      state.numbers = {
-          to_double(state.head.value.defined() ? state.head.value : state.head.edges.logprob),
-          to_double(state.head.edges.entropy),
-          to_double(state.head.sum_squares)};
-      state.has_head = true;
+          forward_head(model_, block, body.row_hidden, spec_, keeps_all ? &head_memory_ : nullptr);
+      numbers_.put(b, state.head);
     }
     if (keeper_ != nullptr) keeper_->end(Pass::kForward);
-    if (keep) {
-      state.body = std::move(body);
-      state.live = true;
-    }
+    if (keeps_all) state.bodies[chunk] = std::move(body);
     measure();
   }
 
   // What each rank's head gave in a round -> all ranks.
   void tell_numbers(int32_t round) {
     const int32_t own = context_.own(round);
-    const auto tell = [&](at::Tensor HeadNumbers::* which, bool on_edges) {
-      const at::Tensor mine = own >= 0 ? states_[own].numbers.*which : at::Tensor();
-      const std::vector<at::Tensor> all = context_.tell(round, mine, on_edges);
+    for (const HeadNumbers::Kind kind : numbers_.kinds()) {
+      const at::Tensor mine = own >= 0 ? numbers_.of(own, kind) : at::Tensor();
+      const std::vector<at::Tensor> all = context_.tell(round, mine, numbers_.on_edges(kind));
       for (size_t i = 0; i < all.size(); ++i) {
-        states_[context_.begin(round) + i].numbers.*which = all[i];
+        numbers_.put(context_.begin(round) + static_cast<int32_t>(i), kind, all[i]);
       }
-    };
-    tell(&HeadNumbers::value, /*on_edges=*/!has_value_head());
-    if (has_entropy()) tell(&HeadNumbers::entropy, /*on_edges=*/false);
-    if (spec_.with_sum_squares && !has_value_head()) {
-      tell(&HeadNumbers::sum_squares, /*on_edges=*/false);
     }
-    for (int32_t b = context_.begin(round); b < context_.end(round); ++b) {
-      states_[b].has_head = true;
-    }
+    for (int32_t b = context_.begin(round); b < context_.end(round); ++b) numbers_.set_there(b);
   }
 
-  bool has_value_head() const { return model_.head_kind() == models::HeadKind::kValue; }
-  bool has_entropy() const { return spec_.with_entropy && !has_value_head(); }
-  at::ScalarType number_type() const {
-    return model_.options().dtype == at::kDouble ? at::kDouble : at::kFloat;
+  static at::ScalarType number_type(at::ScalarType compute) {
+    return compute == at::kDouble ? at::kDouble : at::kFloat;
   }
 
   ops::BlockCarry carry_of(int32_t b) {
@@ -302,9 +330,12 @@ class Walk {
     int64_t activations = again_bytes;
     int64_t carry = 0;
     for (size_t b = 0; b < states_.size(); ++b) {
-      if (states_[b].live) {
+      if (states_[b].is_live()) {
         tokens += context_.part(static_cast<int32_t>(b)).num_own();
-        activations += states_[b].body.bytes();
+      }
+      for (const BlockBody& body : states_[b].bodies) activations += body.bytes();
+      for (const at::Tensor& input : states_[b].inputs) {
+        if (input.defined()) activations += static_cast<int64_t>(input.nbytes());
       }
       carry += states_[b].store.bytes();
     }
@@ -324,7 +355,10 @@ class Walk {
   std::shared_ptr<ops::AttentionMemory> memory_ = ops::make_attention_memory();
   ops::HeadMemory head_memory_;
   std::vector<BlockState> states_;
+  HeadNumbers numbers_;
+  PipelinePass pipeline_;
   ContextPass context_;
+  bool is_told_ = false;  // the numbers of the heads, to all stages
   std::optional<detail::LogicalGradients> gradients_;
 };
 
@@ -416,38 +450,48 @@ WalkStats walk(models::CausalLM& model,
     routers.scope->close(routers.ranks);
     pass.start(passes_of(plan, /*scored_before=*/false));
   }
-  for (const trie::Entry& entry : plan.entries) {
-    const int32_t b = entry.block;
-    switch (entry.action) {
+  const auto ask_loss = [&](int32_t b) {
+    if (whole) {
+      if (!done) whole_loss();
+      return;
+    }
+    const std::vector<int32_t> samples = pass.samples_of(b);
+    if (samples.empty()) return;
+    const profile::PhaseScope phase(profile::Phase::kLoss);
+    pass.take(samples, loss(samples, pass.outputs(samples)));
+  };
+  for (const parallel::PipelineStep& step : pass.begin_steps(plan.entries)) {
+    const int32_t b = step.block;
+    switch (step.action) {
       case trie::Action::kForward: {
         const profile::PhaseScope phase(profile::Phase::kForward);
-        pass.forward(b, /*keep=*/!recomputed[b]);
+        pass.forward(b, step.chunk, recomputed[b] ? Keep::kInput : Keep::kAll);
         break;
       }
       case trie::Action::kLoss:
-        if (!whole) {
-          const std::vector<int32_t> samples = pass.samples_of(b);
-          if (samples.empty()) break;
-          const profile::PhaseScope phase(profile::Phase::kLoss);
-          pass.take(samples, loss(samples, pass.outputs(samples)));
-        } else if (!done) {
-          whole_loss();
-        }
+        ask_loss(b);
         break;
       case trie::Action::kRecompute: {
         const profile::PhaseScope phase(profile::Phase::kRecompute);
-        pass.recompute(b);
+        pass.recompute(b, step.chunk);
         break;
       }
       case trie::Action::kBackward: {
         const profile::PhaseScope phase(profile::Phase::kBackward);
         if (has_router_losses && !routers.scope->is_closed()) routers.scope->close(routers.ranks);
-        pass.backward(b);
+        pass.backward(b, step.chunk);
         break;
       }
     }
   }
   pass.finish();
+  pass.end_steps();
+  pass.tell_heads();
+  if (!pass.has_head()) {
+    for (const trie::Entry& entry : plan.entries) {
+      if (entry.action == trie::Action::kLoss) ask_loss(entry.block);
+    }
+  }
   if (routers.scope != nullptr && !routers.scope->is_closed()) routers.scope->close(routers.ranks);
   return pass.stats;
 }
@@ -465,15 +509,13 @@ SampleScores score_samples(models::CausalLM& model,
   pass.finish();
   if (observer != nullptr) pass.outputs(all_samples(plan));
   SampleScores out;
-  const bool vocabulary = model.head_kind() == models::HeadKind::kVocabulary;
+  const auto gather = [&](int32_t sample, HeadNumbers::Kind kind, std::vector<at::Tensor>& to) {
+    if (pass.numbers().has(kind)) to.push_back(pass.numbers().gather({sample}, kind));
+  };
   for (const int32_t s : all_samples(plan)) {
-    out.value.push_back(pass.gather({s}, &HeadNumbers::value));
-    if (vocabulary && head.with_entropy) {
-      out.entropy.push_back(pass.gather({s}, &HeadNumbers::entropy));
-    }
-    if (vocabulary && head.with_sum_squares) {
-      out.sum_squares.push_back(pass.gather({s}, &HeadNumbers::sum_squares));
-    }
+    gather(s, HeadNumbers::Kind::kValue, out.value);
+    gather(s, HeadNumbers::Kind::kEntropy, out.entropy);
+    gather(s, HeadNumbers::Kind::kSumSquares, out.sum_squares);
   }
   return out;
 }

@@ -11,6 +11,11 @@
 // Over the ranks of a context-parallel group each rank runs its part of a block, or its block of a
 // round (train/context_pass.h). The numbers of the heads are told to all, the losses are asked for
 // on all, and a rank's gradients are those of its parts.
+//
+// Over the stages of a pipeline each rank runs its layers of every block, in the order of
+// train/pipeline_pass.h. Losses are asked for on the last stage as their tokens have run; when the
+// pass is through it tells the others the numbers, and they ask for the same losses, so that what a
+// caller learns is the same on all stages.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,0 +1,138 @@
+#include "banyan/train/pipeline_pass.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "banyan/core/error.h"
+#include "banyan/parallel/tensor_parallel.h"
+
+namespace banyan::train {
+namespace {
+
+using trie::Action;
+
+// FNV-1a over what the order of messages and their sizes follow from; whole in a double.
+double print_of(const trie::Plan& plan, const std::vector<trie::Entry>& entries) {
+  uint64_t hash = 14695981039346656037ull;
+  const auto add = [&hash](int64_t value) {
+    hash = (hash ^ static_cast<uint64_t>(value)) * 1099511628211ull;
+  };
+  for (const trie::Block& block : plan.blocks) {
+    add(block.num_own());
+    add(block.num_carried);
+    for (const int32_t token : block.trie.tok) add(token);
+  }
+  for (const trie::Entry& entry : entries) {
+    add(static_cast<int64_t>(entry.action));
+    add(entry.block);
+  }
+  return static_cast<double>(hash >> 12);
+}
+
+}  // namespace
+
+PipelinePass::PipelinePass(const models::CausalLM& model, const trie::Plan& plan)
+    : model_(model), plan_(plan), stage_(model.stage()) {}
+
+int64_t PipelinePass::key_of(int64_t stage, Action action, int32_t block) const {
+  const int64_t num_stages = stage_->ranks().size() * num_chunks();
+  return (block * num_stages + stage) * 2 + (action == Action::kBackward ? 1 : 0);
+}
+
+size_t PipelinePass::step_of(int64_t stage, Action action, int32_t block) const {
+  return steps_[stage % stage_->ranks().size()].at(key_of(stage, action, block));
+}
+
+const parallel::PipelineSteps& PipelinePass::begin(const std::vector<trie::Entry>& entries) {
+  const int64_t num_ranks = is_alone() ? 1 : stage_->ranks().size();
+  const int64_t rank = is_alone() ? 0 : stage_->ranks().rank();
+  lists_ = parallel::pipeline_schedule(entries, num_ranks, num_chunks());
+  if (is_alone()) return lists_[0];
+  const std::vector<double> prints = stage_->ranks().all_gather_number(print_of(plan_, entries));
+  BANYAN_ASSERT(std::all_of(prints.begin(), prints.end(), [&](double x) { return x == prints[0]; }),
+                "the stages of a pipeline have made different plans");
+  steps_.assign(num_ranks, {});
+  for (int64_t r = 0; r < num_ranks; ++r) {
+    for (size_t i = 0; i < lists_[r].size(); ++i) {
+      const parallel::PipelineStep& step = lists_[r][i];
+      if (step.action != Action::kForward && step.action != Action::kBackward) continue;
+      steps_[r].emplace(key_of(step.chunk * num_ranks + r, step.action, step.block), i);
+    }
+  }
+  return lists_[rank];
+}
+
+void PipelinePass::end() {
+  for (const Sent& sent : sent_) sent.wait();
+  sent_.clear();
+}
+
+int64_t PipelinePass::stage_of(int32_t chunk) const {
+  return chunk * stage_->ranks().size() + stage_->ranks().rank();
+}
+
+// Rows of the residual stream that this rank holds of a block.
+std::vector<int64_t> PipelinePass::shape_of(int32_t block) const {
+  int64_t rows = plan_.blocks[block].num_own();
+  const parallel::TensorParallel* tensor = model_.tensor();
+  if (tensor != nullptr && tensor->is_sequence_parallel()) {
+    rows = (rows + tensor->ranks().size() - 1) / tensor->ranks().size();
+  }
+  return {rows, model_.shape().hidden};
+}
+
+void PipelinePass::send(int64_t to_stage, Action action, int32_t block, const at::Tensor& tensor) {
+  BANYAN_ASSERT(tensor.sizes() == shape_of(block) && tensor.scalar_type() == model_.options().dtype,
+                "rows of block ",
+                block,
+                " have shape ",
+                tensor.sizes());
+  parallel::Collectives& ranks = stage_->ranks();
+  const int64_t to = to_stage % ranks.size();
+  sent_.push_back({to,
+                   step_of(to_stage, action, block),
+                   ranks.start_send(tensor.to(at::kCPU), to, key_of(to_stage, action, block))});
+}
+
+// What the sender did at this step it did behind all that it took before.
+at::Tensor PipelinePass::receive(int64_t from_stage, int64_t stage, Action action, int32_t block) {
+  parallel::Collectives& ranks = stage_->ranks();
+  const int64_t from = from_stage % ranks.size();
+  at::Tensor tensor = at::empty(shape_of(block), model_.options().dtype);
+  ranks.receive(tensor, from, key_of(stage, action, block));
+  const size_t reached = step_of(from_stage, action, block);
+  std::deque<Sent> waiting;
+  for (Sent& sent : sent_) {
+    if (sent.to == from && sent.arrives <= reached) {
+      sent.wait();
+    } else {
+      waiting.push_back(std::move(sent));
+    }
+  }
+  sent_ = std::move(waiting);
+  return tensor.to(model_.options().device);
+}
+
+at::Tensor PipelinePass::receive_rows(int32_t block, int32_t chunk) {
+  return receive(stage_of(chunk) - 1, stage_of(chunk), Action::kForward, block);
+}
+
+at::Tensor PipelinePass::receive_gradient(int32_t block, int32_t chunk) {
+  return receive(stage_of(chunk) + 1, stage_of(chunk), Action::kBackward, block);
+}
+
+void PipelinePass::send_rows(int32_t block, int32_t chunk, const at::Tensor& rows) {
+  send(stage_of(chunk) + 1, Action::kForward, block, rows);
+}
+
+void PipelinePass::send_gradient(int32_t block, int32_t chunk, const at::Tensor& gradient) {
+  send(stage_of(chunk) - 1, Action::kBackward, block, gradient);
+}
+
+void PipelinePass::tell(at::Tensor& numbers) {
+  stage_->ranks().broadcast(numbers, stage_->ranks().size() - 1);
+}
+
+}  // namespace banyan::train

@@ -1,0 +1,449 @@
+// Pipeline parallel: ranks that hold different layers give what one process gives. The ranks are
+// threads here; tests/distributed runs the same over processes.
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full_like.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <mutex>
+
+#include "banyan/core/error.h"
+#include "banyan/parallel/weight_view.h"
+#include "banyan/testing/fake_host.h"
+#include "banyan/testing/five_groups.h"
+#include "banyan/testing/random_trie.h"
+#include "banyan/testing/thread_transport.h"
+#include "banyan/testing/tiny_run.h"
+#include "banyan/testing/walk_run.h"
+#include "banyan/train/apply_gradients.h"
+#include "banyan/train/critic.h"
+#include "banyan/train/parallel_keys.h"
+#include "banyan/train/spread.h"
+#include "banyan/train/trainer.h"
+#include "banyan/train/update.h"
+
+namespace banyan::train {
+namespace {
+
+using banyan::testing::all_of;
+using banyan::testing::FakeHost;
+using banyan::testing::relative;
+using banyan::testing::ScratchDir;
+using banyan::testing::tiny_prompts;
+using parallel::Groups;
+using parallel::MeshShape;
+using parallel::StageSplit;
+using Named = std::map<std::string, at::Tensor>;
+
+std::string sizes(const std::string& rest) {
+  return R"({"hidden_size": 32, "num_hidden_layers": 4, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512, "initializer_range": 0.2, "intermediate_size": 48,
+    "num_attention_heads": 4, "num_key_value_heads": 2, )" +
+         rest + "}";
+}
+
+// Biases and an untied head; norms of heads and a tied one.
+std::string untied() { return sizes(R"("model_type": "qwen2", "vocab_size": 97)"); }
+std::string tied() {
+  return sizes(
+      R"("model_type": "qwen3", "vocab_size": 96, "head_dim": 8, "tie_word_embeddings": true)");
+}
+
+Batch batch_of_five() {
+  Batch batch = testing::batch_of_five();
+  for (const at::Tensor& advantage : batch.advantage) {  // for a critic
+    batch.value.push_back(at::full_like(advantage, 0.1));
+    batch.returns.push_back(advantage);
+  }
+  return batch;
+}
+
+struct Case {
+  std::string model;
+  at::ScalarType dtype = at::kDouble;
+  bool share = true;
+  std::string carry = "auto";
+  std::string loss_mode = "vanilla";
+  bool shard = false;     // moments are shared out over the data-parallel ranks
+  bool sequence = false;  // with tensor parallel
+  StageSplit split = {};
+  nn::Recompute recompute = {};
+};
+
+Case with_stages(Case with, int64_t ranks, std::optional<int64_t> chunks = {}) {
+  with.split.pipeline_model_parallel_size = ranks;
+  with.split.virtual_pipeline_model_parallel_size = chunks;
+  return with;
+}
+
+struct Trained {
+  UpdateResult first;  // of the first update
+  Named gradients;     // whole
+  Named changes;       // of the weights over three steps
+};
+
+models::LoadOptions load_options(const Case& with, Groups& groups) {
+  models::LoadOptions options{{.dtype = with.dtype}, true};
+  set_cut(with.sequence, groups, options);
+  set_stages(with.split, groups, options);
+  return options;
+}
+
+Config small_blocks(const Case& with) {
+  Config config = testing::small_blocks();
+  config.sharing.carry = with.carry;
+  config.actor.policy_loss.loss_mode = with.loss_mode;
+  config.actor.entropy_coeff = 0.01;
+  config.actor.optim.clip_grad = 0.5;
+  config.actor.optim.weight_decay = 0.01;
+  return config;
+}
+
+void keep(Named& into, const std::string& name, const at::Tensor& whole) {
+  into[name] = whole.clone();
+}
+
+Named whole_gradients(models::CausalLM& model, const parallel::WeightView& view) {
+  std::vector<at::Tensor> own;
+  for (const Param& param : model.params().params()) own.push_back(param.grad);
+  Named out;
+  view.each_of(own, [&](const auto& name, const at::Tensor& whole) { keep(out, name, whole); });
+  return out;
+}
+
+Trained three_steps(const Case& with, Groups& groups) {
+  at::set_num_threads(1);  // of this rank's thread
+  const Config config = small_blocks(with);
+  const auto model = models::random_model(with.model, 3, load_options(with, groups));
+  model->set_recompute(with.recompute);
+  optim::AdamW optimizer(model->params(),
+                         adamw_options(config.actor.optim),
+                         with.shard ? &groups.data : nullptr,
+                         &groups.model);
+  const Batch batch = batch_of_five();
+  Layout layout{with.share, {}};
+  layout.ranks = &groups.data;
+  const parallel::WeightView view(model->params(), groups);
+  Trained out;
+  Named before;
+  view.each([&](const auto& name, const at::Tensor& whole) { keep(before, name, whole); });
+  for (int step = 0; step < 3; ++step) {
+    UpdateResult result =
+        update(config, batch, all_of(batch), layout, /*verify=*/false, 1e-3, *model, optimizer);
+    if (step > 0) continue;
+    out.first = std::move(result);
+    out.gradients = whole_gradients(*model, view);
+  }
+  view.each([&](const auto& name, const at::Tensor& whole) {
+    out.changes[name] = whole.sub(before.at(name));
+  });
+  return out;
+}
+
+Trained alone(Case with) {
+  with.split = {};
+  Groups groups;
+  return three_steps(with, groups);
+}
+
+void expect_near(const Named& a, const Named& b, double bound, const std::string& what) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, tensor] : b) {
+    EXPECT_LE(relative(a.at(name), tensor), bound) << what << " " << name;
+  }
+}
+
+MeshShape mesh_of(const Case& with, int64_t tensor = 1) {
+  return {.tp = tensor, .pp = with.split.pipeline_model_parallel_size};
+}
+
+void expect_equals_one(const Case& with,
+                       const MeshShape& mesh,
+                       int64_t size,
+                       const Trained& one,
+                       const std::string& what) {
+  const bool wide = with.dtype == at::kDouble;
+  const double bound = wide ? 1e-10 : 1e-5;
+  testing::run_mesh(size, mesh, [&](Groups& groups) {
+    const Trained mine = three_steps(with, groups);
+    EXPECT_LE(std::abs(mine.first.loss.loss - one.first.loss.loss), bound) << what;
+    EXPECT_LE(std::abs(mine.first.grad_norm / one.first.grad_norm - 1.0), bound) << what;
+    EXPECT_EQ(mine.first.logical_tokens, one.first.logical_tokens) << what;
+    if (!with.shard) expect_near(mine.gradients, one.gradients, bound, what + " gradient");
+    expect_near(mine.changes, one.changes, wide ? 1e-8 : 1e-3, what + " change");
+    for (size_t k = 0; k < one.first.log_prob.size(); ++k) {
+      EXPECT_LE(relative(mine.first.log_prob[k], one.first.log_prob[k]), bound) << what;
+    }
+  });
+}
+
+}  // namespace
+
+TEST(PipelineRanks, UpdatesEqualOneProcess) {
+  for (const auto& [name, model] : {std::pair{"untied", untied()}, {"tied", tied()}}) {
+    for (const std::string carry : {"retain", "recompute", "dense"}) {
+      const Case with{
+          .model = model, .share = carry != "dense", .carry = carry != "dense" ? carry : "auto"};
+      const Trained one = alone(with);
+      EXPECT_GT(one.first.num_blocks, 3);
+      EXPECT_EQ(one.first.walk.num_recomputed > 0, carry == "recompute");
+      for (const int64_t ranks : {2, 4}) {
+        const Case staged = with_stages(with, ranks);
+        const std::string what = name + (" " + carry) + ", stages " + std::to_string(ranks);
+        expect_equals_one(staged, mesh_of(staged), ranks, one, what);
+      }
+    }
+  }
+}
+
+TEST(PipelineRanks, InterleavedStagesToo) {
+  for (const std::string carry : {"retain", "recompute", "dense"}) {
+    const Case with{.model = carry == "retain" ? untied() : tied(),
+                    .share = carry != "dense",
+                    .carry = carry != "dense" ? carry : "auto"};
+    const Trained one = alone(with);
+    const Case staged = with_stages(with, 2, 2);
+    expect_equals_one(staged, mesh_of(staged), 2, one, carry + ", 2 x 2");
+  }
+}
+
+// The embedding or the head alone on a stage, and stages of other sizes.
+TEST(PipelineRanks, UnevenStages) {
+  const Case with{.model = tied()};
+  const Trained one = alone(with);
+  Case counted = with_stages(with, 3);
+  counted.split.account_for_embedding_in_pipeline_split = true;
+  counted.split.account_for_loss_in_pipeline_split = true;
+  expect_equals_one(counted, mesh_of(counted), 3, one, "counted");
+  Case first = with_stages(with, 2);
+  first.split.num_layers_in_first_pipeline_stage = 1;
+  expect_equals_one(first, mesh_of(first), 2, one, "one layer first");
+}
+
+TEST(PipelineRanks, StagesWithoutALayer) {
+  Case with{.model = tied()};
+  with.model.replace(with.model.find("num_hidden_layers\": 4"), 21, "num_hidden_layers\": 1");
+  const Trained one = alone(with);
+  Case counted = with_stages(with, 3);
+  counted.split.account_for_embedding_in_pipeline_split = true;
+  counted.split.account_for_loss_in_pipeline_split = true;
+  expect_equals_one(counted, mesh_of(counted), 3, one, "embedding, layer, head");
+}
+
+TEST(PipelineRanks, BesideTensorAndDataParallelRanksWithSharedMoments) {
+  for (const auto& [name, model] : {std::pair{"untied", untied()}, {"tied", tied()}}) {
+    const Case with{.model = model};
+    const Trained one = alone(with);
+    Case staged = with_stages(with, 2);
+    for (const bool sequence : {false, true}) {
+      staged.sequence = sequence;
+      expect_equals_one(staged, mesh_of(staged, 2), 4, one, name + std::string(" TP2 PP2"));
+    }
+    for (const bool shard : {false, true}) {
+      staged.shard = shard;
+      expect_equals_one(staged, mesh_of(staged), 4, one, name + std::string(" PP2 DP2"));
+    }
+  }
+  const Case with{.model = tied(), .dtype = at::kFloat, .shard = true, .sequence = true};
+  const Trained one = alone(with);
+  const Case staged = with_stages(with, 2);
+  expect_equals_one(staged, mesh_of(staged, 2), 8, one, "TP2 PP2 DP2");
+}
+
+TEST(PipelineRanks, WhatABackwardComputesAgainIsTheSame) {
+  const Case with{.model = tied()};
+  const Trained one = alone(with);
+  for (const nn::Recompute& recompute :
+       {nn::Recompute{.method = nn::RecomputeMethod::kUniform, .num_layers = 2},
+        nn::Recompute{.method = nn::RecomputeMethod::kBlock, .num_layers = 1},
+        nn::Recompute{.method = nn::RecomputeMethod::kSelective, .core_attn = true, .mlp = true}}) {
+    Case staged = with_stages(with, 2);
+    staged.recompute = recompute;
+    expect_equals_one(staged, mesh_of(staged), 2, one, "recompute");
+  }
+}
+
+// Forks, duplicates and prefixes of any depth, cut anywhere, under both ways to carry.
+TEST(PipelineRanks, WalksOfRandomTries) {
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    const std::vector<Sample> samples =
+        testing::random_samples({.seed = seed,
+                                 .vocab = testing::kVocab,
+                                 .depth = static_cast<int32_t>(seed % 5),
+                                 .max_fan_out = 4,
+                                 .max_samples = 16,
+                                 .scored = 0.8});
+    trie::PlanOptions options;
+    options.max_tokens_per_block = 10 + static_cast<int64_t>(seed);
+    options.carry = seed % 2 == 0 ? trie::Carry::kRetain : trie::Carry::kRecompute;
+    const trie::Plan plan = trie::plan(samples, options);
+    const LossScope scope = seed % 3 == 0 ? LossScope::kMiniBatch : LossScope::kSample;
+    const testing::Outcome one =
+        testing::run(*testing::model_of(seed % 5, testing::kFp64), plan, scope);
+    testing::run_mesh(2, {.pp = 2}, [&](Groups& groups) {
+      at::set_num_threads(1);
+      models::LoadOptions load{testing::kFp64, true};
+      set_stages({.pipeline_model_parallel_size = 2}, groups, load);
+      const auto model =
+          models::random_model(models::tiny_configs()[seed % 5].second, /*seed=*/7, load);
+      const testing::Outcome mine = testing::run(*model, plan, scope);
+      model->params().finish_grads();
+      EXPECT_NEAR(mine.loss, one.loss, 1e-10 * std::max(1.0, std::abs(one.loss))) << seed;
+      EXPECT_EQ(mine.num_calls, one.num_calls) << seed;
+      for (const auto& [sample, value] : one.value) {
+        EXPECT_TRUE(mine.value.at(sample).allclose(value, 1e-10, 1e-12)) << seed;
+      }
+      for (const Param& param : model->params().params()) {
+        EXPECT_LE(relative(param.grad, one.gradients.at(param.name)), 1e-10)
+            << param.name << " seed " << seed;
+      }
+    });
+  }
+}
+
+// Losses that compare all tokens of a mini-batch: scored first.
+TEST(PipelineRanks, LossesOfTheWholeMiniBatch) {
+  const Case with{.model = untied(), .loss_mode = "kl_cov"};
+  const Trained one = alone(with);
+  for (const auto& [ranks, size] : {std::pair<int64_t, int64_t>{2, 2}, {2, 4}}) {
+    const Case staged = with_stages(with, ranks, ranks == size ? 2 : 1);
+    expect_equals_one(staged, mesh_of(staged), size, one, "kl_cov");
+  }
+}
+
+TEST(PipelineRanks, ScoresAreThoseOfOneProcess) {
+  for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16}) {
+    const Case with{.model = tied(), .dtype = dtype};
+    const Batch batch = batch_of_five();
+    const HeadSpec head{.temperature = 0.7, .with_entropy = true, .with_sum_squares = true};
+    trie::PlanOptions options;
+    options.max_tokens_per_block = 24;
+    options.for_backward = false;
+    const auto scores = [&](const Case& of, Groups& groups) {
+      at::set_num_threads(1);
+      const auto model = models::random_model(of.model, 3, load_options(of, groups));
+      Layout layout{true, {}};
+      layout.ranks = &groups.data;
+      return score_batch_over(batch, *model, options, head, "test", layout);
+    };
+    Groups one_process;
+    const BatchScores one = scores(with, one_process);
+    for (const int64_t chunks : {1, 2}) {
+      const Case staged = with_stages(with, 2, chunks);
+      testing::run_mesh(2, mesh_of(staged), [&](Groups& groups) {
+        const BatchScores mine = scores(staged, groups);
+        for (size_t i = 0; i < one.value.size(); ++i) {  // the bits do not depend on who computes
+          EXPECT_TRUE(mine.value[i].equal(one.value[i])) << i;
+          EXPECT_TRUE(mine.entropy[i].equal(one.entropy[i])) << i;
+          EXPECT_TRUE(mine.sum_squares[i].equal(one.sum_squares[i])) << i;
+        }
+      });
+    }
+  }
+}
+
+TEST(PipelineRanks, ACriticEqualsOneProcess) {
+  const Batch batch = batch_of_five();
+  const auto gradients = [&](const Case& with, Groups& groups) {
+    at::set_num_threads(1);
+    models::LoadOptions options = load_options(with, groups);
+    options.head = models::HeadKind::kValue;
+    const auto model = models::random_model(with.model, 5, options);
+    Layout layout{true, {}};
+    layout.ranks = &groups.data;
+    const CriticUpdate update = accumulate_value_gradients(
+        small_blocks(with), batch, all_of(batch).samples, layout, *model);
+    EXPECT_GT(update.num_tokens, 0.0);
+    EXPECT_NE(update.loss, 0.0);
+    return whole_gradients(*model, parallel::WeightView(model->params(), groups));
+  };
+  const Case with{.model = tied()};
+  Groups one_process;
+  const Named one = gradients(with, one_process);
+  const Case staged = with_stages(with, 2);
+  testing::run_mesh(2, mesh_of(staged), [&](Groups& groups) {
+    expect_near(gradients(staged, groups), one, 1e-10, "critic");
+  });
+}
+
+TEST(PipelineRanks, TwoRunsHaveTheSameBits) {
+  std::vector<Named> all;
+  std::mutex mutex;
+  for (int run = 0; run < 2; ++run) {
+    const Case with = with_stages({.model = tied(), .dtype = at::kFloat}, 2, 2);
+    testing::run_mesh(2, mesh_of(with), [&](Groups& groups) {
+      Trained mine = three_steps(with, groups);
+      const std::lock_guard lock(mutex);
+      all.push_back(std::move(mine.changes));
+    });
+  }
+  for (size_t i = 1; i < all.size(); ++i) {
+    for (const auto& [name, tensor] : all[0]) EXPECT_TRUE(tensor.equal(all[i].at(name))) << name;
+  }
+}
+
+// By the formulas of docs/guides/scale_out.md.
+TEST(PipelineRanks, BytesSentAreThoseOfTheFormulas) {
+  for (const auto& [ranks, chunks] : {std::pair<int64_t, int64_t>{2, 1}, {4, 1}, {2, 2}}) {
+    const Case with = with_stages({.model = untied()}, ranks, chunks);
+    const Config config = small_blocks(with);
+    const Batch batch = batch_of_five();
+    testing::run_mesh(ranks, mesh_of(with), [&](Groups& groups) {
+      at::set_num_threads(1);
+      const auto model = models::random_model(with.model, 3, load_options(with, groups));
+      Layout layout{true, {}};
+      layout.ranks = &groups.data;
+      const UpdateResult result =
+          accumulate_gradients(config, batch, all_of(batch), layout, *model);
+      ASSERT_GT(result.num_blocks, 3);
+      const trie::Plan plan =
+          trie::plan(samples_of(batch, all_of(batch).samples),
+                     plan_options(config.sharing, layout, block_limits(config.actor), true));
+      int64_t numbers = 0;  // of the heads
+      for (const trie::Block& block : plan.blocks) {
+        numbers += static_cast<int64_t>(block.edges.token.size() + block.edges.source.size());
+      }
+      constexpr int64_t kHidden = 32, kBytes = 8;
+      const int64_t rank = groups.pipeline.rank();
+      const int64_t last = ranks - 1;
+      // Stages that send on, and stages that send back.
+      const int64_t sends = chunks - (rank == last ? 1 : 0) + chunks - (rank == 0 ? 1 : 0);
+      const auto& traffic = groups.pipeline.traffic();
+      EXPECT_EQ(traffic.at("send").bytes, sends * result.computed_tokens * kHidden * kBytes);
+      EXPECT_EQ(traffic.at("send").calls, sends * result.num_blocks);
+      EXPECT_EQ(traffic.at("broadcast").bytes, rank == last ? numbers * 8 : 0);
+      EXPECT_EQ(traffic.at("all_gather").bytes, (ranks - 1) * 8);
+    });
+  }
+}
+
+TEST(PipelineRanks, SplitsThatDoNotFitTheModelAreRefusedByName) {
+  const auto refusal = [](const Case& with) {
+    std::string text;
+    std::mutex mutex;
+    testing::run_mesh(with.split.pipeline_model_parallel_size, mesh_of(with), [&](Groups& groups) {
+      try {
+        models::random_model(with.model, 1, load_options(with, groups));
+      } catch (const std::invalid_argument& error) {
+        const std::lock_guard lock(mutex);
+        text = error.what();
+      }
+    });
+    return text;
+  };
+  EXPECT_NE(refusal(with_stages({.model = tied()}, 3))
+                .find("[parallel] pipeline_model_parallel_size: wanted layers that divide: 4 of 4"),
+            std::string::npos);
+  const std::string experts = sizes(
+      R"("model_type": "qwen3_moe", "vocab_size": 97, "head_dim": 8, "num_experts": 4,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 20)");
+  EXPECT_NE(refusal(with_stages({.model = experts}, 2))
+                .find("pipeline_model_parallel_size: wanted 1 for a model with experts, got 2"),
+            std::string::npos);
+}
+
+}  // namespace banyan::train

@@ -1,0 +1,201 @@
+// Whole runs of the trainer over the stages of a pipeline, and their checkpoints under any layout.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+
+#include "banyan/testing/fake_host.h"
+#include "banyan/testing/five_groups.h"
+#include "banyan/testing/thread_transport.h"
+#include "banyan/testing/tiny_run.h"
+#include "banyan/train/parallel_keys.h"
+#include "banyan/train/trainer.h"
+
+namespace banyan::train {
+namespace {
+
+using banyan::testing::FakeHost;
+using banyan::testing::relative;
+using banyan::testing::ScratchDir;
+using banyan::testing::tiny_prompts;
+using parallel::Groups;
+
+Score thirds(const Trajectory& trajectory) {
+  return testing::share_of_tokens(trajectory, [](int32_t token) { return token % 3 == 0; });
+}
+
+struct Ended {
+  std::map<int64_t, Metrics> logged;
+  std::vector<Trajectory> trajectories;
+};
+
+std::vector<Ended> run_on(int64_t size, const Config& config) {
+  std::vector<Ended> ended(size);
+  testing::run_mesh(size, mesh_shape(config), [&](Groups& groups) {
+    FakeHost host(tiny_prompts(config.num_train_rows), thirds);
+    train(config, host, nullptr, &groups);
+    ended[groups.world.rank()] = {host.logged, host.last_trajectories};
+  });
+  return ended;
+}
+
+bool is_layout(const std::string& name) {
+  return name.starts_with("timing") || name.starts_with("perf/") ||
+         name.starts_with("actor/perf/") || name.starts_with("global_seqlen/") ||
+         name.starts_with("trie/") || name.starts_with("comm/") ||
+         name == "rollout/computed_prompt_tokens";
+}
+
+struct Sizes {
+  int64_t processes = 1;
+  int64_t tensor = 1;
+  int64_t stages = 1;
+  std::optional<int64_t> chunks = {};
+};
+
+void set_sizes(const Sizes& sizes, Config& config) {
+  for (MegatronConfig* megatron : {&config.actor.megatron, &config.critic.megatron}) {
+    megatron->tensor_model_parallel_size = sizes.tensor;
+    megatron->sequence_parallel = true;
+    megatron->pipeline_model_parallel_size = sizes.stages;
+    megatron->virtual_pipeline_model_parallel_size = sizes.chunks;
+  }
+  config.ref_tensor_model_parallel_size = sizes.tensor;
+  config.ref_pipeline_model_parallel_size = sizes.stages;
+  config.ref_virtual_pipeline_model_parallel_size = sizes.chunks;
+}
+
+std::string four_layers() {
+  std::string config = testing::tiny_config_json();
+  config.replace(config.find("num_hidden_layers\": 2"), 21, "num_hidden_layers\": 4");
+  return config;
+}
+
+// With a reference and a critic.
+Config config_of(const ScratchDir& scratch) {
+  Config config =
+      testing::tiny_config(testing::write_tiny_model(scratch, 1, four_layers()), scratch / "one");
+  config.rollout.dtype = "float32";
+  config.actor.use_kl_loss = true;
+  config.algorithm.adv_estimator = "gae";
+  config.actor.ppo_mini_batch_size = 2;
+  config.actor.optim.lr = config.critic.optim.lr = 1e-3;
+  config.trainer.total_training_steps = 2;
+  config.trainer.test_freq = 2;
+  return config;
+}
+
+}  // namespace
+
+// Two steps; then one more from the checkpoint, under other layouts, and back.
+TEST(PipelineRun, EqualsThatOfOneProcessAndResumesUnderAnyLayout) {
+  const ScratchDir scratch("pipeline-run");
+  const Config config = config_of(scratch);
+  FakeHost host(tiny_prompts(), thirds);
+  train(config, host);
+  const auto wanted = testing::masters(scratch / "one/global_step_2");
+
+  Config staged = config;
+  staged.trainer.default_local_dir = scratch / "staged";
+  set_sizes({.tensor = 2, .stages = 2}, staged);
+  for (const Ended& rank : run_on(4, staged)) {
+    ASSERT_EQ(rank.logged.size(), host.logged.size());
+    for (const auto& [step, metrics] : host.logged) {
+      for (const auto& [name, value] : metrics) {
+        if (is_layout(name)) continue;
+        EXPECT_NEAR(rank.logged.at(step).at(name), value, 1e-4 * std::max(1.0, std::abs(value)))
+            << name << " step " << step;
+      }
+    }
+    ASSERT_EQ(rank.trajectories.size(), host.last_trajectories.size());
+    for (size_t i = 0; i < rank.trajectories.size(); ++i) {
+      EXPECT_EQ(rank.trajectories[i].response, host.last_trajectories[i].response);
+    }
+  }
+  const auto saved = testing::masters(scratch / "staged/global_step_2");
+  ASSERT_EQ(saved.size(), wanted.size());
+  for (const auto& [name, tensor] : wanted) {
+    EXPECT_LE(relative(saved.at(name), tensor), 1e-4) << name;
+  }
+
+  // Nothing to train: what was loaded under another layout is saved with the same bits.
+  std::string from = scratch / "staged/global_step_2";
+  int64_t step = 2;
+  for (const Sizes& sizes : {Sizes{.processes = 4},
+                             Sizes{.processes = 4, .tensor = 2, .stages = 2},
+                             Sizes{.processes = 2, .stages = 2, .chunks = 2},
+                             Sizes{},
+                             Sizes{.processes = 4, .stages = 4}}) {
+    Config other = config;
+    set_sizes(sizes, other);
+    other.actor.optim.lr = other.critic.optim.lr = 0.0;
+    other.trainer.total_training_steps = ++step;
+    other.trainer.resume_mode = "resume_path";
+    other.trainer.resume_from_path = from;
+    other.trainer.default_local_dir = scratch / ("again" + std::to_string(step));
+    run_on(sizes.processes, other);
+    from = other.trainer.default_local_dir + "/global_step_" + std::to_string(step);
+    for (const std::string folder : {"", "/critic"}) {
+      const auto loaded = testing::masters(from + folder);
+      for (const auto& [name, master] :
+           testing::masters(scratch / ("staged/global_step_2" + folder))) {
+        EXPECT_TRUE(loaded.at(name).equal(master)) << name << " at step " << step;
+      }
+    }
+  }
+}
+
+TEST(PipelineRun, KeysThatDoNotGoTogetherAreRefused) {
+  const auto refusal = [](const std::function<void(Config&)>& change) {
+    Config config = testing::tiny_config("", "");
+    set_sizes({.stages = 2}, config);
+    change(config);
+    try {
+      check_parallel(config);
+      check_parallel(config, Groups());
+    } catch (const std::exception& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const auto expect_refused = [&](const std::string& text,
+                                  const std::function<void(Config&)>& change) {
+    EXPECT_NE(refusal(change).find(text), std::string::npos) << refusal(change);
+  };
+  expect_refused(
+      "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size: wanted the actor's (2), got 1",
+      [](Config& config) { config.ref_pipeline_model_parallel_size = 1; });
+  expect_refused(
+      "critic.megatron.virtual_pipeline_model_parallel_size: wanted the actor's (1), got 2",
+      [](Config& config) {
+        config.algorithm.adv_estimator = "gae";
+        config.critic.megatron.virtual_pipeline_model_parallel_size = 2;
+      });
+  expect_refused(
+      "actor_rollout_ref.sharing.verify: wanted off with "
+      "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2",
+      [](Config& config) { config.sharing.verify = "first"; });
+  expect_refused(
+      "actor_rollout_ref.actor.strategy: wanted megatron or null with "
+      "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2",
+      [](Config& config) { config.actor.strategy = "fsdp"; });
+  expect_refused(
+      "account_for_loss_in_pipeline_split: wanted null or false with "
+      "num_layers_in_first_pipeline_stage",
+      [](Config& config) {
+        config.actor.stages.account_for_loss_in_pipeline_split = true;
+        config.actor.stages.num_layers_in_first_pipeline_stage = 1;
+      });
+  expect_refused(
+      "actor_rollout_ref.actor.megatron.context_parallel_size: wanted 1 with "
+      "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2, got 2",
+      [](Config& config) {
+        config.actor.megatron.context_parallel_size = 2;
+        config.ref_context_parallel_size = 2;
+      });
+  expect_refused("wanted a divisor of the number of processes (1), got 2", [](Config&) {});
+}
+
+}  // namespace banyan::train
