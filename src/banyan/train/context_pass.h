@@ -44,6 +44,8 @@ class ContextPass {
   const trie::Block& part(int32_t block) const;
   // True where this rank has no block in a round: it only takes part in what is exchanged.
   bool is_idle(int32_t round) const { return own(round) < 0; }
+  // Some rank is, in some round.
+  bool has_idle() const { return num_blocks_ % width_ != 0; }
   // The part's places of numbers of the whole block's edges or rows.
   at::Tensor of_part(int32_t block, const at::Tensor& numbers, bool on_edges) const;
 

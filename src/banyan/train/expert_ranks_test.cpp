@@ -38,6 +38,7 @@ struct Case {
   nn::Recompute recompute = {};
   int64_t num_samples = 15;  // fewer than ranks: some of them have none
   bool sequence = false;     // sequence parallel, with tensor parallel
+  bool by_heads = false;     // context parallel, else by ranges
 };
 
 struct Outcome {
@@ -75,7 +76,9 @@ Outcome three_steps(const Case& with, Groups& groups) {
   MiniBatch mini_batch = all_of(batch);
   mini_batch.samples.resize(with.num_samples);
   Layout layout{with.share, {}};
-  layout.ranks = &groups.data;
+  (with.by_heads ? config.actor.ulysses_sequence_parallel_size
+                 : config.actor.megatron.context_parallel_size) = groups.context.size();
+  set_ranks(config, groups, layout);
   layout.expert_ranks = &groups.expert_data;
   const auto optimizer = make_optimizer(config.actor.optim, *model, groups);
   Outcome out;
@@ -155,6 +158,17 @@ TEST(ExpertRanks, PartsOfExpertsOverTensorParallelRanksEqualOneProcess) {
       expect_equals_one(with, {.tp = 2, .ep = 2, .etp = 2}, 4, "ep 2 etp 2" + how);
     }
     expect_equals_one({.dtype = at::kFloat, .sequence = sequence}, {.tp = 2}, 4, "tp 2 dp 2" + how);
+  }
+}
+
+TEST(ExpertRanks, BesideContextParallelEqualOneProcess) {
+  for (const bool by_heads : {false, true}) {
+    const std::string how = by_heads ? " heads" : " ranges";
+    const Case with{.with_losses = true, .by_heads = by_heads};
+    expect_equals_one(with, {.cp = 2, .ep = 2}, 2, "cp 2 ep 2" + how);
+    expect_equals_one(with, {.cp = 2, .ep = 4}, 4, "cp 2 ep 4" + how);
+    expect_equals_one(
+        {.num_samples = 3, .by_heads = by_heads}, {.cp = 2, .ep = 2}, 4, "one group" + how);
   }
 }
 

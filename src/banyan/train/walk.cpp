@@ -67,7 +67,11 @@ class Walk {
     BANYAN_ASSERT(pipeline_.is_alone() || (context_.is_alone() && keeper_ == nullptr &&
                                            !lockstep_ && routers == nullptr),
                   "a pipeline with context parallel, weights in parts or experts");
-    BANYAN_ASSERT(context_.is_alone() || !lockstep_, "context parallel with experts over ranks");
+    BANYAN_CHECK(
+        !lockstep_ || !context_.has_idle(),
+        "[parallel] context_parallel_size: wanted at most the tokens of a mini-batch where "
+        "experts are dealt out over ranks, got more than ",
+        plan.num_unique);
   }
   ~Walk() { model_.set_router_scope(nullptr); }
   Walk(const Walk&) = delete;
