@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from functools import cache
 
 import torch
 from banyan.launch import session
@@ -18,6 +19,7 @@ VOCAB = 288
 STEPS, RATE = 3, 1e-3
 
 
+@cache
 def config(sharing: str, budget: int, *more: str) -> str:
     from banyan.config.resolve import resolve
 
