@@ -70,7 +70,8 @@ int64_t kept_row_bytes(const DecoderOptions& shape, const ComputeOptions& option
 
 ActivationBytes activation_bytes(const DecoderOptions& shape,
                                  const ComputeOptions& options,
-                                 const Recompute& recompute) {
+                                 const Recompute& recompute,
+                                 int64_t first) {
   const int64_t x = kept_row_bytes(shape, options);
   ActivationBytes bytes;
   bytes.kept =
@@ -78,7 +79,7 @@ ActivationBytes activation_bytes(const DecoderOptions& shape,
   int64_t unit = -1;
   int64_t unit_bytes = 0;  // of the layers of `unit` so far, its input apart
   for (int64_t i = 0; i < shape.layers; ++i) {
-    const LayerBytes layer = layer_bytes(shape, options, i);
+    const LayerBytes layer = layer_bytes(shape, options, first + i);
     bytes.working = std::max(bytes.working, layer.working);
     if (recompute.unit_of(i) >= 0) {
       unit_bytes = (recompute.unit_of(i) == unit ? unit_bytes : -x) + layer.whole();
@@ -88,7 +89,7 @@ ActivationBytes activation_bytes(const DecoderOptions& shape,
     }
     const int64_t dropped_attn = recompute.drops_core_attn() ? layer.core_attn : 0;
     const int64_t dropped_mlp =
-        recompute.drops_gate_up(shape.moe.has_experts(i)) ? layer.gate_up : 0;
+        recompute.drops_gate_up(shape.moe.has_experts(first + i)) ? layer.gate_up : 0;
     bytes.kept += layer.whole() - dropped_attn - dropped_mlp;
     bytes.again = std::max({bytes.again, dropped_attn, dropped_mlp});
   }

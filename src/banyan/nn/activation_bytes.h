@@ -18,10 +18,11 @@ struct ActivationBytes {
   int64_t total() const { return kept + again + working; }
 };
 
-// Of `shape.layers` layers, of a model that they are all of.
+// Of `shape.layers` layers from `first` on, as if they were all of a model.
 ActivationBytes activation_bytes(const DecoderOptions& shape,
                                  const ComputeOptions& options,
-                                 const Recompute& recompute);
+                                 const Recompute& recompute,
+                                 int64_t first = 0);
 
 // A row of the residual stream, as it is kept: shared out with sequence parallel.
 int64_t kept_row_bytes(const DecoderOptions& shape, const ComputeOptions& options);

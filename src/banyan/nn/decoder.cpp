@@ -96,7 +96,8 @@ int64_t Decoder::Saved::bytes() const {
 ActivationBytes Decoder::activation_bytes(const Chunk& chunk) const {
   DecoderOptions shape = shape_;
   if (shape_.stage != nullptr) shape.layers = static_cast<int64_t>(chunk.count);
-  ActivationBytes bytes = nn::activation_bytes(shape, options_, recompute_);
+  const int64_t first = chunk.count > 0 ? layer(chunk, 0).number : 0;
+  ActivationBytes bytes = nn::activation_bytes(shape, options_, recompute_, first);
   if (!chunk.is_first) bytes.kept -= static_cast<int64_t>(sizeof(int32_t));
   if (!chunk.is_last) bytes.kept -= kept_row_bytes(shape, options_);
   return bytes;

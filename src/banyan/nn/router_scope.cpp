@@ -45,8 +45,10 @@ void RouterScope::count(int64_t layer,
   sums.narrow(0, 2 * num_experts_ + 1, 1).add_(m.sum());
 }
 
-void RouterScope::close(parallel::Collectives* ranks) {
+// A stage has zeros for the layers of the others.
+void RouterScope::close(parallel::Collectives* ranks, parallel::Collectives* stages) {
   if (!parallel::is_alone(ranks)) ranks->all_reduce_sum(sums_);
+  if (!parallel::is_alone(stages)) stages->all_reduce_sum(sums_);
   counting_ = false;
   closed_ = true;
 }

@@ -44,8 +44,9 @@ class RouterScope {
   // multiplicity [T] fp64, or undefined: one each.
   void count(int64_t layer, const ops::Routing& routing, const at::Tensor& multiplicity);
 
-  // Adds what other ranks counted; nothing is counted any more.
-  void close(parallel::Collectives* ranks);
+  // Adds what other ranks counted of the layers that are here, and takes what those of `stages`
+  // counted of theirs; nothing is counted any more.
+  void close(parallel::Collectives* ranks, parallel::Collectives* stages = nullptr);
   bool is_closed() const { return closed_; }
   // What the losses add to the gradient of a layer's logits, of a closed scope.
   std::optional<ops::RouterPenalty> penalty(int64_t layer,

@@ -49,6 +49,9 @@ class PipelinePass {
   void send_rows(int32_t block, int32_t chunk, const at::Tensor& rows);
   void send_gradient(int32_t block, int32_t chunk, const at::Tensor& gradient);
 
+  // The ranks of all stages; null in one process.
+  parallel::Collectives* stages() const { return stage_ == nullptr ? nullptr : &stage_->ranks(); }
+
   // (all) The last stage's numbers, on all.
   void tell(at::Tensor& numbers);
 

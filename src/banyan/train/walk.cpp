@@ -64,9 +64,8 @@ class Walk {
       state.bodies.resize(pipeline_.num_chunks());
       state.inputs.resize(pipeline_.num_chunks());
     }
-    BANYAN_ASSERT(pipeline_.is_alone() || (context_.is_alone() && keeper_ == nullptr &&
-                                           !lockstep_ && routers == nullptr),
-                  "a pipeline with context parallel, weights in parts or experts");
+    BANYAN_ASSERT(pipeline_.is_alone() || (keeper_ == nullptr && !lockstep_),
+                  "a pipeline with weights in parts or experts over ranks");
     BANYAN_CHECK(
         !lockstep_ || !context_.has_idle(),
         "[parallel] context_parallel_size: wanted at most the tokens of a mini-batch where "
@@ -87,6 +86,8 @@ class Walk {
     return pipeline_.begin(entries);
   }
   void end_steps() { pipeline_.end(); }
+  // (all) Closes what the routers counted, over these ranks and those of the other stages.
+  void close_routers(parallel::Collectives* ranks) { routers_->close(ranks, pipeline_.stages()); }
   // True where losses are asked for as their tokens have run; elsewhere the numbers come later.
   bool has_head() const { return pipeline_.has_head(); }
 
@@ -278,9 +279,11 @@ class Walk {
     const at::Tensor input = input_of(b, chunk, keep, recompute);
     if (keeper_ != nullptr) keeper_->begin(Pass::kForward);
     if (lockstep_) lockstep_->begin(Pass::kForward);
-    // Of its forwards one is counted.
-    if (routers_ != nullptr && !routers_->is_closed())
-      routers_->set_counting(!numbers_.is_there(b));
+    if (routers_ != nullptr && !routers_->is_closed()) {
+      // Of its forwards the first is counted.
+      const bool is_first = pipeline_.is_alone() ? !numbers_.is_there(b) : !recompute && !is_told_;
+      routers_->set_counting(is_first);
+    }
     BlockBody body =
         forward_body(model_, block, attention_of(b, round, recompute), keeps_all, chunk, input);
     if (routers_ != nullptr) routers_->set_counting(false);
@@ -429,8 +432,10 @@ WalkStats walk(models::CausalLM& model,
   const bool whole = scope == LossScope::kMiniBatch;
   const bool has_router_losses = routers.scope != nullptr && routers.scope->has_losses();
   // Ranks that bring weights together count their routers in passes of their own, so that none of
-  // them waits for the others' counts in the middle of a pass of theirs.
-  const bool counts_apart = has_router_losses && walks_together(model);
+  // them waits for the others' counts in the middle of a pass of theirs; and so do stages, of which
+  // no two go from forwards to backwards at one time.
+  const bool counts_apart =
+      has_router_losses && (walks_together(model) || model.stage() != nullptr);
   const bool scores_before =
       (whole && num_losses > 1) || counts_apart || (has_router_losses && goes_back_and_forth(plan));
   pass.start(counts_apart ? forwards_of(plan) : passes_of(plan, scores_before));
@@ -451,7 +456,7 @@ WalkStats walk(models::CausalLM& model,
   }
   if (counts_apart) {
     pass.finish();
-    routers.scope->close(routers.ranks);
+    pass.close_routers(routers.ranks);
     pass.start(passes_of(plan, /*scored_before=*/false));
   }
   const auto ask_loss = [&](int32_t b) {
@@ -482,7 +487,7 @@ WalkStats walk(models::CausalLM& model,
       }
       case trie::Action::kBackward: {
         const profile::PhaseScope phase(profile::Phase::kBackward);
-        if (has_router_losses && !routers.scope->is_closed()) routers.scope->close(routers.ranks);
+        if (has_router_losses && !routers.scope->is_closed()) pass.close_routers(routers.ranks);
         pass.backward(b, step.chunk);
         break;
       }
@@ -496,7 +501,7 @@ WalkStats walk(models::CausalLM& model,
       if (entry.action == trie::Action::kLoss) ask_loss(entry.block);
     }
   }
-  if (routers.scope != nullptr && !routers.scope->is_closed()) routers.scope->close(routers.ranks);
+  if (routers.scope != nullptr && !routers.scope->is_closed()) pass.close_routers(routers.ranks);
   return pass.stats;
 }
 
