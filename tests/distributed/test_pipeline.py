@@ -86,6 +86,11 @@ def test_they_do_over_four_processes(models):
     check(4, models, 4 * 2 * 3)
 
 
+@pytest.mark.slow
+def test_they_do_beside_tensor_and_data_parallel_ranks(models):
+    check(8, models, 2 * 3)
+
+
 def test_a_run_over_two_stages_equals_one_process_and_one_resumes_it(tmp_path, arguments):
     one, two = tmp_path / "one", tmp_path / "two"
     alone = run([sys.executable, *MAIN, *arguments, f"trainer.default_local_dir={one}"])

@@ -140,9 +140,9 @@ class CausalLM {
     return {};
   }
 
-  // Units of params() that a forward or backward of this model uses, in order
+  // Units of params() that a forward or backward of a chunk of this model uses, in order
   // (core/param_keeper.h).
-  virtual std::vector<UnitUse> unit_uses(Pass /*pass*/) const { return {}; }
+  virtual std::vector<UnitUse> unit_uses(Pass /*pass*/, int64_t /*chunk*/ = 0) const { return {}; }
 
   // One of the two heads is there, on the last stage; gradients after params().ensure_grads().
   virtual HeadKind head_kind() const = 0;

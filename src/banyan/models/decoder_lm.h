@@ -49,7 +49,9 @@ class DecoderLM final : public CausalLM {
                             const at::Tensor& grad,
                             AttentionContext& attention) override;
 
-  std::vector<UnitUse> unit_uses(Pass pass) const override { return decoder_->unit_uses(pass); }
+  std::vector<UnitUse> unit_uses(Pass pass, int64_t chunk) const override {
+    return decoder_->unit_uses(pass, chunk);
+  }
 
   HeadKind head_kind() const override { return head_kind_; }
   const ops::LinearWeight& head() const override { return decoder_->head().compute(); }

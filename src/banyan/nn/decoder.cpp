@@ -179,21 +179,23 @@ void Decoder::embed_backward(const at::Tensor& dx, const at::Tensor& ids) {
 }
 
 // The last layer of a unit runs again right before its backward, under one use.
-std::vector<UnitUse> Decoder::unit_uses(Pass pass) const {
+std::vector<UnitUse> Decoder::unit_uses(Pass pass, int64_t which) const {
+  const Chunk& chunk = chunks_.at(which);
+  const auto unit_of = [&](int64_t i) { return 1 + layer(chunk, i).number; };
   std::vector<UnitUse> uses;
-  const auto layers = static_cast<int64_t>(layers_.size());
+  const auto layers = static_cast<int64_t>(chunk.count);
   if (pass == Pass::kForward) {
-    for (int64_t i = 0; i < layers; ++i) uses.push_back({1 + i, false});
+    for (int64_t i = 0; i < layers; ++i) uses.push_back({unit_of(i), false});
     return uses;
   }
   int64_t made = layers;  // layers from here on have what their backward needs
   for (int64_t i = layers; i-- > 0;) {
     const int64_t unit = recompute_.unit_of(i);
     if (unit >= 0 && i < made) {
-      for (int64_t j = unit; j < i; ++j) uses.push_back({1 + j, false});
+      for (int64_t j = unit; j < i; ++j) uses.push_back({unit_of(j), false});
       made = unit;
     }
-    uses.push_back({1 + i, true});
+    uses.push_back({unit_of(i), true});
   }
   return uses;
 }

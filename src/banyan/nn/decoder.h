@@ -76,8 +76,8 @@ class Decoder {
   bool can_infer() const { return is_native(options_) && shape_.num_moe_layers() == 0; }
 
   // Units of the parameter table: layer i is unit 1 + i, the rest is the root. Their uses in a
-  // pass, in order.
-  std::vector<UnitUse> unit_uses(Pass pass) const;
+  // pass through a chunk, in order.
+  std::vector<UnitUse> unit_uses(Pass pass, int64_t chunk = 0) const;
 
   // Adds the gradient of every parameter of the chunk, the head's own rows excepted. `grad_hidden`
   // is that of what the forward returned; the input's comes back, undefined for ids. Needs

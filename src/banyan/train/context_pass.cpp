@@ -82,19 +82,19 @@ at::Tensor ContextPass::no_keys() const {
                    at::TensorOptions(model_.options().device).dtype(model_.options().dtype));
 }
 
-void ContextPass::idle_forward(int32_t round) {
+void ContextPass::idle_forward(int32_t round, int64_t chunk) {
   const auto exchange = exchange_of(round);
   const at::Tensor keys = no_keys();
-  for (const UnitUse& use : model_.unit_uses(Pass::kForward)) {
+  for (const UnitUse& use : model_.unit_uses(Pass::kForward, chunk)) {
     model_.params().enter(use.unit);
     exchange->tell(layer_of(use), keys, keys);
     model_.params().leave(use.unit);
   }
 }
 
-void ContextPass::idle_backward(int32_t round) {
+void ContextPass::idle_backward(int32_t round, int64_t chunk) {
   const auto exchange = exchange_of(round);
-  for (const UnitUse& use : model_.unit_uses(Pass::kBackward)) {
+  for (const UnitUse& use : model_.unit_uses(Pass::kBackward, chunk)) {
     model_.params().enter(use.unit);
     at::Tensor dk = no_keys();
     at::Tensor dv = dk;

@@ -52,8 +52,8 @@ class ContextPass {
   // (all) The attention of this rank in a round, around that of its block.
   std::unique_ptr<AttentionContext> around(int32_t round, std::unique_ptr<AttentionContext> inner);
   // (all) In place of the forward or backward of an idle rank, which uses the same units.
-  void idle_forward(int32_t round);
-  void idle_backward(int32_t round);
+  void idle_forward(int32_t round, int64_t chunk);
+  void idle_backward(int32_t round, int64_t chunk);
 
   // (all) Numbers of the own part -> those of every block of the round, whole.
   std::vector<at::Tensor> tell(int32_t round, const at::Tensor& own, bool on_edges) const;

@@ -83,17 +83,6 @@ void check_pipeline(const Config& config) {
                own);
   }
   parallel::check_split(stage_split(config));
-  const bool by_heads = config.actor.ulysses_sequence_parallel_size > 1;
-  BANYAN_CHECK(pipeline == 1 || context_size(config) == 1,
-               "[config] ",
-               by_heads ? kUlysses : kContext,
-               ": wanted 1 with ",
-               kPipeline,
-               "=",
-               pipeline,
-               ", got ",
-               context_size(config),
-               ": a pass goes through stages, or is shared out");
 }
 
 }  // namespace

@@ -33,16 +33,18 @@ double print_of(const trie::Plan& plan, const std::vector<trie::Entry>& entries)
 
 }  // namespace
 
-PipelinePass::PipelinePass(const models::CausalLM& model, const trie::Plan& plan)
-    : model_(model), plan_(plan), stage_(model.stage()) {}
+PipelinePass::PipelinePass(const models::CausalLM& model,
+                           const trie::Plan& plan,
+                           TokensOf tokens_of)
+    : model_(model), plan_(plan), tokens_of_(std::move(tokens_of)), stage_(model.stage()) {}
 
-int64_t PipelinePass::key_of(int64_t stage, Action action, int32_t block) const {
+int64_t PipelinePass::key_of(int64_t stage, Action action, int32_t round) const {
   const int64_t num_stages = stage_->ranks().size() * num_chunks();
-  return (block * num_stages + stage) * 2 + (action == Action::kBackward ? 1 : 0);
+  return (round * num_stages + stage) * 2 + (action == Action::kBackward ? 1 : 0);
 }
 
-size_t PipelinePass::step_of(int64_t stage, Action action, int32_t block) const {
-  return steps_[stage % stage_->ranks().size()].at(key_of(stage, action, block));
+size_t PipelinePass::step_of(int64_t stage, Action action, int32_t round) const {
+  return steps_[stage % stage_->ranks().size()].at(key_of(stage, action, round));
 }
 
 const parallel::PipelineSteps& PipelinePass::begin(const std::vector<trie::Entry>& entries) {
@@ -73,9 +75,9 @@ int64_t PipelinePass::stage_of(int32_t chunk) const {
   return chunk * stage_->ranks().size() + stage_->ranks().rank();
 }
 
-// Rows of the residual stream that this rank holds of a block.
-std::vector<int64_t> PipelinePass::shape_of(int32_t block) const {
-  int64_t rows = plan_.blocks[block].num_own();
+// Rows of the residual stream that this rank holds of a round.
+std::vector<int64_t> PipelinePass::shape_of(int32_t round) const {
+  int64_t rows = tokens_of_(round);
   const parallel::TensorParallel* tensor = model_.tensor();
   if (tensor != nullptr && tensor->is_sequence_parallel()) {
     rows = (rows + tensor->ranks().size() - 1) / tensor->ranks().size();
@@ -83,26 +85,26 @@ std::vector<int64_t> PipelinePass::shape_of(int32_t block) const {
   return {rows, model_.shape().hidden};
 }
 
-void PipelinePass::send(int64_t to_stage, Action action, int32_t block, const at::Tensor& tensor) {
-  BANYAN_ASSERT(tensor.sizes() == shape_of(block) && tensor.scalar_type() == model_.options().dtype,
-                "rows of block ",
-                block,
+void PipelinePass::send(int64_t to_stage, Action action, int32_t round, const at::Tensor& tensor) {
+  BANYAN_ASSERT(tensor.sizes() == shape_of(round) && tensor.scalar_type() == model_.options().dtype,
+                "rows of round ",
+                round,
                 " have shape ",
                 tensor.sizes());
   parallel::Collectives& ranks = stage_->ranks();
   const int64_t to = to_stage % ranks.size();
   sent_.push_back({to,
-                   step_of(to_stage, action, block),
-                   ranks.start_send(tensor.to(at::kCPU), to, key_of(to_stage, action, block))});
+                   step_of(to_stage, action, round),
+                   ranks.start_send(tensor.to(at::kCPU), to, key_of(to_stage, action, round))});
 }
 
 // What the sender did at this step it did behind all that it took before.
-at::Tensor PipelinePass::receive(int64_t from_stage, int64_t stage, Action action, int32_t block) {
+at::Tensor PipelinePass::receive(int64_t from_stage, int64_t stage, Action action, int32_t round) {
   parallel::Collectives& ranks = stage_->ranks();
   const int64_t from = from_stage % ranks.size();
-  at::Tensor tensor = at::empty(shape_of(block), model_.options().dtype);
-  ranks.receive(tensor, from, key_of(stage, action, block));
-  const size_t reached = step_of(from_stage, action, block);
+  at::Tensor tensor = at::empty(shape_of(round), model_.options().dtype);
+  ranks.receive(tensor, from, key_of(stage, action, round));
+  const size_t reached = step_of(from_stage, action, round);
   std::deque<Sent> waiting;
   for (Sent& sent : sent_) {
     if (sent.to == from && sent.arrives <= reached) {
@@ -115,20 +117,20 @@ at::Tensor PipelinePass::receive(int64_t from_stage, int64_t stage, Action actio
   return tensor.to(model_.options().device);
 }
 
-at::Tensor PipelinePass::receive_rows(int32_t block, int32_t chunk) {
-  return receive(stage_of(chunk) - 1, stage_of(chunk), Action::kForward, block);
+at::Tensor PipelinePass::receive_rows(int32_t round, int32_t chunk) {
+  return receive(stage_of(chunk) - 1, stage_of(chunk), Action::kForward, round);
 }
 
-at::Tensor PipelinePass::receive_gradient(int32_t block, int32_t chunk) {
-  return receive(stage_of(chunk) + 1, stage_of(chunk), Action::kBackward, block);
+at::Tensor PipelinePass::receive_gradient(int32_t round, int32_t chunk) {
+  return receive(stage_of(chunk) + 1, stage_of(chunk), Action::kBackward, round);
 }
 
-void PipelinePass::send_rows(int32_t block, int32_t chunk, const at::Tensor& rows) {
-  send(stage_of(chunk) + 1, Action::kForward, block, rows);
+void PipelinePass::send_rows(int32_t round, int32_t chunk, const at::Tensor& rows) {
+  send(stage_of(chunk) + 1, Action::kForward, round, rows);
 }
 
-void PipelinePass::send_gradient(int32_t block, int32_t chunk, const at::Tensor& gradient) {
-  send(stage_of(chunk) - 1, Action::kBackward, block, gradient);
+void PipelinePass::send_gradient(int32_t round, int32_t chunk, const at::Tensor& gradient) {
+  send(stage_of(chunk) - 1, Action::kBackward, round, gradient);
 }
 
 void PipelinePass::tell(at::Tensor& numbers) {

@@ -27,8 +27,11 @@ namespace banyan::train {
 
 class PipelinePass {
  public:
+  // Tokens of a round that this rank computes.
+  using TokensOf = std::function<int64_t(int32_t round)>;
+
   // Both are borrowed.
-  PipelinePass(const models::CausalLM& model, const trie::Plan& plan);
+  PipelinePass(const models::CausalLM& model, const trie::Plan& plan, TokensOf tokens_of);
 
   bool is_alone() const { return stage_ == nullptr; }
   int64_t num_chunks() const { return stage_ == nullptr ? 1 : stage_->num_chunks(); }
@@ -38,16 +41,17 @@ class PipelinePass {
   bool has_head() const { return stage_ == nullptr || stage_->is_last_rank(); }
 
   // (all) What this rank runs for `entries`, and the begin of it: the ranks make sure that they
-  // have the same plan. Blocks are those of the plan, or its rounds.
+  // have the same plan. A block of the steps is one of the plan, or a round (train/context_pass.h).
   const parallel::PipelineSteps& begin(const std::vector<trie::Entry>& entries);
   // Every message has arrived.
   void end();
 
-  // Rows that the stage before sent, and gradients from the stage behind, for a block of the plan.
-  at::Tensor receive_rows(int32_t block, int32_t chunk);
-  at::Tensor receive_gradient(int32_t block, int32_t chunk);
-  void send_rows(int32_t block, int32_t chunk, const at::Tensor& rows);
-  void send_gradient(int32_t block, int32_t chunk, const at::Tensor& gradient);
+  // Rows that the stage before sent, and gradients from the stage behind, for a round of which this
+  // rank has a part.
+  at::Tensor receive_rows(int32_t round, int32_t chunk);
+  at::Tensor receive_gradient(int32_t round, int32_t chunk);
+  void send_rows(int32_t round, int32_t chunk, const at::Tensor& rows);
+  void send_gradient(int32_t round, int32_t chunk, const at::Tensor& gradient);
 
   // The ranks of all stages; null in one process.
   parallel::Collectives* stages() const { return stage_ == nullptr ? nullptr : &stage_->ranks(); }
@@ -63,15 +67,16 @@ class PipelinePass {
   };
   int64_t stage_of(int32_t chunk) const;
   // Names the forward or backward of a block on a stage; the tag of the message that it takes.
-  int64_t key_of(int64_t stage, trie::Action action, int32_t block) const;
+  int64_t key_of(int64_t stage, trie::Action action, int32_t round) const;
   // Its place in the list of that stage's rank.
-  size_t step_of(int64_t stage, trie::Action action, int32_t block) const;
-  std::vector<int64_t> shape_of(int32_t block) const;
-  void send(int64_t to_stage, trie::Action action, int32_t block, const at::Tensor& tensor);
-  at::Tensor receive(int64_t from_stage, int64_t stage, trie::Action action, int32_t block);
+  size_t step_of(int64_t stage, trie::Action action, int32_t round) const;
+  std::vector<int64_t> shape_of(int32_t round) const;
+  void send(int64_t to_stage, trie::Action action, int32_t round, const at::Tensor& tensor);
+  at::Tensor receive(int64_t from_stage, int64_t stage, trie::Action action, int32_t round);
 
   const models::CausalLM& model_;
   const trie::Plan& plan_;
+  TokensOf tokens_of_;
   const parallel::PipelineStage* stage_;
   std::vector<parallel::PipelineSteps> lists_;              // [ranks]
   std::vector<std::unordered_map<int64_t, size_t>> steps_;  // [ranks]: key of a step -> its place

@@ -78,6 +78,8 @@ struct Case {
   std::string loss_mode = "vanilla";
   bool shard = false;     // moments are shared out over the data-parallel ranks
   bool sequence = false;  // with tensor parallel
+  int64_t ranges = 1;     // context parallel, by ranges or
+  int64_t heads = 1;      // by heads
   StageSplit split = {};
   nn::Recompute recompute = {};
 };
@@ -105,6 +107,8 @@ Config small_blocks(const Case& with) {
   Config config = testing::small_blocks();
   config.sharing.carry = with.carry;
   config.actor.policy_loss.loss_mode = with.loss_mode;
+  config.actor.megatron.context_parallel_size = with.ranges;
+  config.actor.ulysses_sequence_parallel_size = with.heads;
   config.actor.entropy_coeff = 0.01;
   config.actor.optim.clip_grad = 0.5;
   config.actor.optim.weight_decay = 0.01;
@@ -135,7 +139,7 @@ Trained three_steps(const Case& with, Groups& groups) {
                          &groups.model);
   const Batch batch = batch_of_five();
   Layout layout{with.share, {}};
-  layout.ranks = &groups.data;
+  set_ranks(config, groups, layout);
   const parallel::WeightView view(model->params(), groups);
   Trained out;
   Named before;
@@ -155,6 +159,7 @@ Trained three_steps(const Case& with, Groups& groups) {
 
 Trained alone(Case with) {
   with.split = {};
+  with.ranges = with.heads = 1;
   Groups groups;
   return three_steps(with, groups);
 }
@@ -167,7 +172,9 @@ void expect_near(const Named& a, const Named& b, double bound, const std::string
 }
 
 MeshShape mesh_of(const Case& with, int64_t tensor = 1) {
-  return {.tp = tensor, .pp = with.split.pipeline_model_parallel_size};
+  return {.tp = tensor,
+          .cp = std::max(with.ranges, with.heads),
+          .pp = with.split.pipeline_model_parallel_size};
 }
 
 void expect_equals_one(const Case& with,
@@ -284,6 +291,24 @@ TEST(PipelineRanks, BesideTensorAndDataParallelRanksWithSharedMoments) {
   const Trained one = alone(with);
   const Case staged = with_stages(with, 2);
   expect_equals_one(staged, mesh_of(staged, 2), 8, one, "TP2 PP2 DP2");
+}
+
+TEST(PipelineRanks, BesideContextParallelRanks) {
+  for (const std::string& model : {tied(), experts()}) {
+    const Case with{.model = model};
+    const Trained one = alone(with);
+    for (const int64_t chunks : {1, 2}) {
+      Case staged = with_stages(with, 2, chunks);
+      staged.ranges = 2;
+      expect_equals_one(staged, mesh_of(staged), 4, one, "CP2 by ranges, PP2");
+      staged.recompute = {.method = nn::RecomputeMethod::kUniform, .num_layers = 2};
+      expect_equals_one(staged, mesh_of(staged), 4, one, "CP2 by ranges, PP2, recompute");
+      staged.recompute = {};
+      staged.ranges = 1;
+      staged.heads = 2;
+      expect_equals_one(staged, mesh_of(staged), 4, one, "CP2 by heads, PP2");
+    }
+  }
 }
 
 TEST(PipelineRanks, WhatABackwardComputesAgainIsTheSame) {

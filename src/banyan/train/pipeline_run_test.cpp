@@ -188,13 +188,6 @@ TEST(PipelineRun, KeysThatDoNotGoTogetherAreRefused) {
         config.actor.stages.account_for_loss_in_pipeline_split = true;
         config.actor.stages.num_layers_in_first_pipeline_stage = 1;
       });
-  expect_refused(
-      "actor_rollout_ref.actor.megatron.context_parallel_size: wanted 1 with "
-      "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2, got 2",
-      [](Config& config) {
-        config.actor.megatron.context_parallel_size = 2;
-        config.ref_context_parallel_size = 2;
-      });
   expect_refused("wanted a divisor of the number of processes (1), got 2", [](Config&) {});
 }
 

@@ -54,7 +54,9 @@ class Walk {
         routers_(routers),
         states_(plan.blocks.size()),
         numbers_(plan, spec, model.head_kind(), number_type(model.options().dtype)),
-        pipeline_(model, plan),
+        pipeline_(model,
+                  plan,
+                  [this](int32_t round) { return context_.part(context_.own(round)).num_own(); }),
         context_(context, plan, model, [this](int32_t b) { return &states_[b].store; }) {
     model_.set_router_scope(routers);
     if (model_.expert_ranks() != nullptr) {
@@ -64,6 +66,8 @@ class Walk {
       state.bodies.resize(pipeline_.num_chunks());
       state.inputs.resize(pipeline_.num_chunks());
     }
+    BANYAN_ASSERT(pipeline_.is_alone() || (keeper_ == nullptr && !lockstep_),
+                  "a pipeline with weights in parts or experts over ranks");
     BANYAN_ASSERT(pipeline_.is_alone() || (keeper_ == nullptr && !lockstep_),
                   "a pipeline with weights in parts or experts over ranks");
     BANYAN_CHECK(
@@ -186,7 +190,7 @@ class Walk {
   void backward(int32_t round, int32_t chunk) {
     if (context_.is_idle(round)) {
       if (keeper_ != nullptr) keeper_->begin(Pass::kBackward);
-      context_.idle_backward(round);
+      context_.idle_backward(round, chunk);
       if (keeper_ != nullptr) keeper_->end(Pass::kBackward);
     } else {
       backward_of(context_.own(round), chunk);
@@ -211,11 +215,11 @@ class Walk {
     if (pipeline_.is_last(chunk)) {
       grad = backward_of_head(b, own);
     } else {
-      grad = pipeline_.receive_gradient(b, chunk);
+      grad = pipeline_.receive_gradient(context_.round_of(b), chunk);
     }
     grad = backward_body(model_, std::move(own), grad, chunk);
     if (keeper_ != nullptr) keeper_->end(Pass::kBackward);
-    if (!pipeline_.is_first(chunk)) pipeline_.send_gradient(b, chunk, grad);
+    if (!pipeline_.is_first(chunk)) pipeline_.send_gradient(context_.round_of(b), chunk, grad);
     measure();
     stats.backward_seconds += clock_.lap();
   }
@@ -247,12 +251,12 @@ class Walk {
     const bool with_heads = !numbers_.is_there(context_.begin(round));
     if (context_.is_idle(round)) {
       if (keeper_ != nullptr) keeper_->begin(Pass::kForward);
-      context_.idle_forward(round);
+      context_.idle_forward(round, chunk);
       if (keeper_ != nullptr) keeper_->end(Pass::kForward);
     } else {
       run_forward_of(context_.own(round), round, chunk, keep, recompute);
     }
-    if (!context_.is_alone() && with_heads) tell_numbers(round);
+    if (!context_.is_alone() && with_heads && pipeline_.is_last(chunk)) tell_numbers(round);
   }
 
   std::unique_ptr<AttentionContext> attention_of(int32_t b, int32_t round, bool recompute) {
@@ -263,11 +267,11 @@ class Walk {
   }
 
   // Rows of the stage before; undefined where the input are ids.
-  at::Tensor input_of(int32_t b, int32_t chunk, Keep keep, bool recompute) {
+  at::Tensor input_of(int32_t b, int32_t round, int32_t chunk, Keep keep, bool recompute) {
     if (pipeline_.is_first(chunk)) return {};
     at::Tensor& kept = states_[b].inputs[chunk];
     if (recompute) return std::exchange(kept, at::Tensor());
-    at::Tensor rows = pipeline_.receive_rows(b, chunk);
+    at::Tensor rows = pipeline_.receive_rows(round, chunk);
     if (keep == Keep::kInput) kept = rows;
     return rows;
   }
@@ -276,7 +280,7 @@ class Walk {
     BlockState& state = states_[b];
     const trie::Block& block = context_.part(b);
     const bool keeps_all = keep == Keep::kAll;
-    const at::Tensor input = input_of(b, chunk, keep, recompute);
+    const at::Tensor input = input_of(b, round, chunk, keep, recompute);
     if (keeper_ != nullptr) keeper_->begin(Pass::kForward);
     if (lockstep_) lockstep_->begin(Pass::kForward);
     if (routers_ != nullptr && !routers_->is_closed()) {
@@ -289,7 +293,7 @@ class Walk {
     if (routers_ != nullptr) routers_->set_counting(false);
     const at::Tensor rows = std::exchange(body.rows, at::Tensor());
     if (rows.defined()) {
-      if (!recompute) pipeline_.send_rows(b, chunk, rows);
+      if (!recompute) pipeline_.send_rows(round, chunk, rows);
     } else if (!numbers_.is_there(b)) {
       // Held until the next forward, which is enough for a block whose backward comes before that.
       state.head =
