@@ -142,6 +142,17 @@ def test_a_restarted_run_has_the_bits_of_one_that_was_left_alone(tmp_path, argum
     assert weights(parts, 12) == weights(whole, 12)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the package ray is missing")
+def test_ray_places_both_sides(tmp_path, arguments):  # noqa: F811
+    launch = [sys.executable, "-m", "banyan.cli.main", "launch", "--ray", "local", "--", "train"]
+    there = f"trainer.default_local_dir={tmp_path / 'run'}"
+    placed = run([*launch, *arguments, *AHEAD, there])
+    assert placed.returncode == 0, placed.stdout
+    found = numbers(tmp_path / "run")
+    assert found[3]["training/off_policy/trajectory_staleness/mean"] == 1
+
+
 def start(command: list[str]) -> subprocess.Popen:
     return subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -1,5 +1,6 @@
 #include "banyan/train/separate_rollout.h"
 
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -109,6 +110,11 @@ class SeparateSampler final : public Sampler {
       ahead_ = to_bytes(delivery);
     }
     tell(to_bytes(begin));
+    const std::string names = groups_.hand_over.broadcast_bytes("", kFirstThatGenerates);
+    if (!groups_.hand_over.is_alone()) {
+      const auto as_masters = from_bytes<std::vector<std::string>>(names);
+      as_masters_ = {as_masters.begin(), as_masters.end()};
+    }
   }
 
   SampledBatch batch(int64_t step) override {
@@ -154,7 +160,7 @@ class SeparateSampler final : public Sampler {
     Clock clock;
     const bool is_new = std::exchange(handed_over_, version) != version;
     tell(to_bytes(Order{.ask = what, .new_weights = is_new, .step = step, .version = version}));
-    if (is_new) send_weights(actor_, fsdp_, groups_);
+    if (is_new) send_weights(actor_, fsdp_, as_masters_, groups_);
     is_asked_ = true;
     hand_over_seconds_ += clock.lap();
   }
@@ -180,9 +186,10 @@ class SeparateSampler final : public Sampler {
   parallel::Fsdp* fsdp_;
   int64_t num_steps_;
   int64_t batches_ahead_;
-  int64_t handed_over_ = -1;  // step whose weights generate
-  bool is_asked_ = false;     // a delivery is on its way
-  std::string ahead_;         // the next batch, if it is here
+  std::set<std::string> as_masters_;  // on the rank that sends: how
+  int64_t handed_over_ = -1;          // step whose weights generate
+  bool is_asked_ = false;             // a delivery is on its way
+  std::string ahead_;                 // the next batch, if it is here
   SamplerState state_;
   bool was_asked_to_stop_ = false;  // a rank that generates
 };
@@ -232,6 +239,9 @@ class RolloutRank {
     const auto begin = from_bytes<Begin>(hear());
     if (!begin.position.empty()) host_.load_state(begin.position);
     unfinished_ = groups_of(begin.unfinished);
+    const std::set<std::string> as_masters = read_as_masters(*model_);
+    const std::vector<std::string> names(as_masters.begin(), as_masters.end());
+    groups_.hand_over.broadcast_bytes(to_bytes(names), kFirstThatGenerates);
   }
 
   void deliver(Delivery delivery) {

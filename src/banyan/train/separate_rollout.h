@@ -1,5 +1,5 @@
 // Rollout on ranks that only generate. The first rank that trains and these are one group, over
-// which three things travel:
+// which three things travel, once the latter said which parameters they want as masters:
 //   order     from the first: what to do next, for which step, and whether new weights follow
 //   weights   from the first (train/weight_push.h)
 //   delivery  from the first that generates: samples with their scores, and where the data stands

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "banyan/testing/fake_host.h"
 #include "banyan/testing/thread_transport.h"
@@ -224,16 +225,26 @@ TEST(SeparateRollout, AScorerThatFailsIsTheReasonAndTheStepsBeforeAreKept) {
 TEST(SeparateRollout, TheWeightsAreSentOnceAStep) {
   const ScratchDir scratch("separate-bytes");
   testing::write_tiny_model(scratch);
-  const Ended got = over(1, separate(config_of(scratch, "run")));
-  const auto model =
-      models::random_model(testing::tiny_config_json(), 1, {{.dtype = at::kFloat}, false});
-  const auto order = 32.0;                // with its length
-  double names = 2.0 * (8 + 8), all = 0;  // of the message and of the one that ends it
-  for (const Param& param : model->params().params()) {
-    names += 8.0 + static_cast<double>(param.name.size());
-    all += static_cast<double>(param.master.numel());
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    Config config = separate(config_of(scratch, dtype == at::kFloat ? "fp32" : "bf16"));
+    config.rollout.dtype = dtype == at::kFloat ? "float32" : "bfloat16";
+    const Ended got = over(1, config);
+    const auto model =
+        models::random_model(testing::tiny_config_json(), 1, {{.dtype = dtype}, false});
+    double numbers = 0.0, names = 0.0;
+    std::set<bool> types;
+    for (const Param& param : model->params().params()) {
+      types.insert(param.is_form);
+      names += 8.0 + static_cast<double>(param.name.size());
+      numbers += (param.is_form ? 4.0 : 2.0) * static_cast<double>(param.master.numel());
+    }
+    EXPECT_EQ(types.size(), dtype == at::kFloat ? 1U : 2U);
+    const double order = 32.0;                 // with its length
+    const double announced = 8.0 + 1.0 + 8.0;  // likewise, of a message and of the last
+    const auto messages = static_cast<double>(types.size() + 1);
+    EXPECT_EQ(got.logged.at(1).at("comm/hand_over/broadcast_bytes"),
+              order + messages * announced + names + numbers);
   }
-  EXPECT_EQ(got.logged.at(1).at("comm/hand_over/broadcast_bytes"), order + names + 4.0 * all);
 }
 
 TEST(SeparateRollout, OneStepOffPolicyIsSoByRule) {

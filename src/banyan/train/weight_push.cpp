@@ -14,51 +14,78 @@ namespace {
 
 constexpr int64_t kMessage = 4 << 20;  // numbers
 
+// Tensors of one type that wait for their message.
+struct Message {
+  bool is_in_master_type = false;
+  at::Tensor numbers = {};
+  int64_t count = 0;
+  std::vector<std::string> names = {};
+};
+
 class Sender {
  public:
-  explicit Sender(parallel::Collectives& to) : to_(to) {}
+  Sender(at::ScalarType type, const std::set<std::string>& as_masters, parallel::Collectives& to)
+      : type_(type), as_masters_(as_masters), to_(to) {}
 
   void add(const std::string& name, const at::Tensor& whole) {
+    const bool is_master = as_masters_.contains(name);
+    Message& message = is_master ? masters_ : forms_;
     const int64_t count = whole.numel();
-    if (filled_ + count > kMessage) flush();
-    names_.push_back(name);
-    if (count > kMessage) return send(whole.contiguous().view({-1}));
-    if (!message_.defined()) message_ = at::empty({kMessage}, whole.options());
-    message_.narrow(0, filled_, count).copy_(whole.reshape({-1}));
-    filled_ += count;
+    if (message.count + count > kMessage) flush(message);
+    message.names.push_back(name);
+    const at::ScalarType type = is_master ? whole.scalar_type() : type_;
+    if (count > kMessage) return send(message, whole.to(type).contiguous().view({-1}));
+    if (!message.numbers.defined()) {
+      message.numbers = at::empty({kMessage}, whole.options().dtype(type));
+    }
+    message.numbers.narrow(0, message.count, count).copy_(whole.reshape({-1}));
+    message.count += count;
   }
 
   void end() {
-    flush();
-    tell_names();  // none: that was all
+    flush(forms_);
+    flush(masters_);
+    announce(masters_);  // no names: that was all
   }
 
  private:
-  void flush() {
-    if (filled_ > 0) send(message_.narrow(0, 0, filled_));
-    filled_ = 0;
+  void flush(Message& message) {
+    if (message.count > 0) send(message, message.numbers.narrow(0, 0, message.count));
+    message.count = 0;
   }
-  void send(at::Tensor numbers) {
-    tell_names();
+  void send(Message& message, at::Tensor numbers) {
+    announce(message);
     to_.broadcast(numbers, 0);
   }
-  void tell_names() {
+  void announce(Message& message) {
     WireWriter out;
-    out.put(names_);
+    out(message.is_in_master_type, message.names);
     to_.broadcast_bytes(out.bytes(), 0);
-    names_.clear();
+    message.names.clear();
   }
 
+  at::ScalarType type_;
+  const std::set<std::string>& as_masters_;
   parallel::Collectives& to_;
-  at::Tensor message_;
-  int64_t filled_ = 0;
-  std::vector<std::string> names_;  // of what the next message holds
+  Message forms_;
+  Message masters_ = {.is_in_master_type = true};
 };
 
 }  // namespace
 
-void send_weights(models::CausalLM& actor, parallel::Fsdp* fsdp, parallel::Groups& groups) {
-  Sender sender(groups.hand_over);
+std::set<std::string> read_as_masters(models::CausalLM& model) {
+  std::set<std::string> names;
+  for (const Param& param : model.params().params()) {
+    if (param.is_form) names.insert(param.name);
+  }
+  return names;
+}
+
+void send_weights(models::CausalLM& actor,
+                  parallel::Fsdp* fsdp,
+                  const std::set<std::string>& as_masters,
+                  parallel::Groups& groups) {
+  Sender sender(actor.options().dtype, as_masters, groups.hand_over);
   const bool sends = !groups.hand_over.is_alone();
   const auto visit = [&](const std::string& name, const at::Tensor& whole) {
     if (sends) sender.add(name, whole);
@@ -75,11 +102,15 @@ void send_weights(models::CausalLM& actor, parallel::Fsdp* fsdp, parallel::Group
 void take_weights(models::CausalLM& model, parallel::Collectives& hand_over) {
   while (true) {
     const std::string bytes = hand_over.broadcast_bytes("", 0);
-    const auto names = WireReader(bytes).next<std::vector<std::string>>();
+    WireReader in(bytes);
+    const bool is_in_master_type = in.next<bool>();
+    const auto names = in.next<std::vector<std::string>>();
     if (names.empty()) break;
     int64_t count = 0;
     for (const std::string& name : names) count += model.params().at(name).master.numel();
-    at::Tensor numbers = at::empty({count}, model.params().at(names[0]).master.options());
+    const at::TensorOptions options = model.params().at(names[0]).master.options();
+    at::Tensor numbers =
+        at::empty({count}, is_in_master_type ? options : options.dtype(model.options().dtype));
     hand_over.broadcast(numbers, 0);
     int64_t begin = 0;
     for (const std::string& name : names) {
