@@ -238,7 +238,7 @@ TEST(SeparateRollout, TheWeightsAreSentOnceAStep) {
       names += 8.0 + static_cast<double>(param.name.size());
       numbers += (param.is_form ? 4.0 : 2.0) * static_cast<double>(param.master.numel());
     }
-    EXPECT_EQ(types.size(), dtype == at::kFloat ? 1U : 2U);
+    EXPECT_EQ(types, std::set<bool>{dtype == at::kFloat});
     const double order = 32.0;                 // with its length
     const double announced = 8.0 + 1.0 + 8.0;  // likewise, of a message and of the last
     const auto messages = static_cast<double>(types.size() + 1);
