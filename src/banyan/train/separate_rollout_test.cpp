@@ -154,6 +154,10 @@ TEST(SeparateRollout, WhateverTheCutAndTheNumberOfRanks) {
   check("context", 2, context);
   check("2+1", 2, separate(config));
   check("2+2", 2, separate(config, 2));
+  Config stages = separate(config);
+  stages.actor.megatron.pipeline_model_parallel_size = 2;
+  stages.ref_pipeline_model_parallel_size = 2;
+  check("stages", 2, stages);
   Config tensor = separate(config);
   tensor.actor.megatron.tensor_model_parallel_size = 2;
   tensor.ref_tensor_model_parallel_size = 2;
