@@ -477,6 +477,32 @@ TEST(PipelineRanks, BytesSentAreThoseOfTheFormulas) {
   }
 }
 
+// What a stage keeps of a block is what nn/activation_bytes.h says of its layers; embedding and
+// head keep their part on their stages, and the stages together what one process keeps.
+TEST(PipelineRanks, AStageKeepsTheActivationsOfItsLayers) {
+  const std::vector<Sample> samples = testing::samples_from({{1, 2, 3, 4, 5, 6, 7, 8}});
+  const trie::Plan plan = trie::plan(samples, {});
+  for (const int64_t chunks : {1, 2}) {
+    const Case with = with_stages({.model = tied()}, 2, chunks);
+    std::vector<int64_t> kept(2, 0);
+    testing::run_mesh(2, mesh_of(with), [&](Groups& groups) {
+      at::set_num_threads(1);
+      const auto model = models::random_model(with.model, 3, load_options(with, groups));
+      const testing::Outcome mine = testing::run(*model, plan);
+      const int64_t rank = groups.pipeline.rank();
+      kept[rank] = model->activation_bytes().kept;
+      const int64_t rows = rank == 1 ? 7 * 32 * 8 : 0;  // [R, E] of the head
+      EXPECT_EQ(mine.stats.peak_activation_bytes, 8 * kept[rank] + rows) << rank;
+      EXPECT_EQ(mine.stats.peak_live_tokens, 8) << rank;
+    });
+    Groups one_process;
+    const auto whole = models::random_model(
+        with.model, 3, load_options(with_stages({.model = tied()}, 1), one_process));
+    const int64_t more_positions = 4 * (2 * chunks - 1);  // one list a stage
+    EXPECT_EQ(kept[0] + kept[1], whole->activation_bytes().kept + more_positions);
+  }
+}
+
 TEST(PipelineRanks, SplitsThatDoNotFitTheModelAreRefusedByName) {
   const auto refusal = [](const Case& with) {
     std::string text;
