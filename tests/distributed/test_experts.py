@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 MAIN = ("-m", "banyan.trainer.main_ppo")
 OVERRIDE = "actor_rollout_ref.actor.megatron.override_transformer_config"
+EXPERTS = "actor_rollout_ref.actor.megatron.expert_model_parallel_size"
 COMPARED = (
     "actor/loss",
     "actor/grad_norm",
@@ -61,6 +62,7 @@ def test_a_run_over_two_processes_equals_one(tmp_path):
         "one": [sys.executable, *MAIN, *given],
         "data": torchrun(2, *MAIN, *given),
         "fsdp": torchrun(2, *MAIN, *given, "actor_rollout_ref.actor.strategy=fsdp"),
+        "dealt": torchrun(2, *MAIN, *given, f"{EXPERTS}=2"),
     }
     found = {}
     for name, command in commands.items():
@@ -70,8 +72,9 @@ def test_a_run_over_two_processes_equals_one(tmp_path):
     for step in (1, 2):
         for metric in COMPARED:
             wanted = found["one"][step][metric]
-            for name in ("data", "fsdp"):
+            for name in ("data", "fsdp", "dealt"):
                 got = found[name][step][metric]
                 assert got == pytest.approx(wanted, rel=1e-3, abs=1e-5), (name, step, metric)
         assert found["one"][step]["actor/grad_norm"] > 0
         assert found["one"][step]["actor/moe_aux_loss"] > 0
+        assert found["dealt"][step]["comm/ep/all_to_all_bytes"] > 0

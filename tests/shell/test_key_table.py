@@ -56,6 +56,8 @@ FIELD_KEYS = {
     "ref_virtual_pipeline_model_parallel_size": (
         "actor_rollout_ref.ref.megatron.virtual_pipeline_model_parallel_size"
     ),
+    "ref_expert_model_parallel_size": "actor_rollout_ref.ref.megatron.expert_model_parallel_size",
+    "ref_expert_tensor_parallel_size": "actor_rollout_ref.ref.megatron.expert_tensor_parallel_size",
     "critic_gradient_checkpointing": "critic.model.enable_gradient_checkpointing",
     "sharing_margin": "actor_rollout_ref.sharing.margin",
     "train_batch_size": "data.train_batch_size",

@@ -47,6 +47,8 @@ struct MegatronConfig {  // actor_rollout_ref.actor.megatron, critic.megatron
   int64_t context_parallel_size;
   int64_t pipeline_model_parallel_size;
   std::optional<int64_t> virtual_pipeline_model_parallel_size;
+  int64_t expert_model_parallel_size;
+  std::optional<int64_t> expert_tensor_parallel_size;  // empty: tensor_model_parallel_size
 };
 
 struct FsdpConfig {  // actor_rollout_ref.actor.fsdp_config, critic.fsdp
@@ -273,6 +275,8 @@ struct Config {
   int64_t ref_ulysses_sequence_parallel_size;  // actor_rollout_ref.ref
   int64_t ref_pipeline_model_parallel_size;
   std::optional<int64_t> ref_virtual_pipeline_model_parallel_size;
+  int64_t ref_expert_model_parallel_size;
+  std::optional<int64_t> ref_expert_tensor_parallel_size;
   SharingConfig sharing;
   double sharing_margin;  // actor_rollout_ref.sharing.margin: auto shares if it saves this share
   ActorConfig actor;

@@ -58,7 +58,8 @@ std::unique_ptr<parallel::PipelineStage> stage_of(const nn::DecoderOptions& shap
 }
 
 // Names and shapes of the whole model, built without memory.
-std::vector<TensorShape> outline(const std::string& architecture, const nn::DecoderOptions& shape) {
+std::vector<TensorShape> outline(const std::string& architecture, nn::DecoderOptions shape) {
+  shape.moe.ranks = nullptr;
   const LoadOptions options{
       .compute = {.dtype = at::kFloat, .device = at::kMeta, .kernels = Kernels::kAten},
       .with_backward = false};
@@ -97,15 +98,14 @@ DecoderLM::DecoderLM(const std::string& architecture,
                                              options.compute,
                                              options.with_backward)) {
   if (tensor_) tensor_->declare(params_);
-  if (!stage_) return;
-  all_tensors_ = outline(architecture, shape);
-  if (shape.tied && head_kind_ == HeadKind::kVocabulary) {
+  if (stage_ || expert_ranks_ != nullptr) all_tensors_ = outline(architecture, shape);
+  if (stage_ && shape.tied && head_kind_ == HeadKind::kVocabulary) {
     stage_->share_embedding(params_, "model.embed_tokens.weight");
   }
 }
 
 std::vector<TensorShape> DecoderLM::tensors() {
-  return stage_ ? all_tensors_ : CausalLM::tensors();
+  return all_tensors_.empty() ? CausalLM::tensors() : all_tensors_;
 }
 
 at::Tensor DecoderLM::forward(const at::Tensor& ids,

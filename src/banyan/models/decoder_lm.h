@@ -70,7 +70,7 @@ class DecoderLM final : public CausalLM {
   ParamTable params_;
   std::unique_ptr<parallel::TensorParallel> tensor_;  // null: not cut
   std::unique_ptr<parallel::PipelineStage> stage_;    // null: all layers are here
-  std::vector<TensorShape> all_tensors_;              // with stages: of the whole model
+  std::vector<TensorShape> all_tensors_;              // where others hold some; empty: own ones
   std::unique_ptr<nn::Decoder> decoder_;
 };
 

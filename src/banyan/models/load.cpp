@@ -25,7 +25,11 @@ nn::DecoderOptions with_head(nn::DecoderOptions shape,
   shape.head = options.head;
   shape.value_bias = has_weight ? has_bias : options.head_bias;
   shape.moe.router_in_double = options.router_in_double;
-  if (shape.num_moe_layers() > 0 && !parallel::is_alone(options.experts)) {
+  if (!parallel::is_alone(options.experts)) {
+    BANYAN_CHECK(
+        shape.num_moe_layers() > 0,
+        "[parallel] expert_model_parallel_size: wanted 1 for a model without experts, got ",
+        options.experts->size());
     BANYAN_CHECK(shape.moe.num_experts % options.experts->size() == 0,
                  "[parallel] expert_model_parallel_size: wanted a divisor of the model's ",
                  shape.moe.num_experts,
@@ -41,14 +45,15 @@ nn::DecoderOptions with_head(nn::DecoderOptions shape,
 void check_directory(const std::string& directory,
                      const io::HfWeights& weights,
                      const std::string& architecture,
-                     const nn::DecoderOptions& shape,
+                     nn::DecoderOptions shape,
                      const LoadOptions& options) {
   LoadOptions without = options;
   without.compute = {.dtype = at::kFloat, .device = at::kMeta, .kernels = Kernels::kAten};
   without.with_backward = false;
   without.with_values = true;
   without.before_values = nullptr;
-  without.pipeline = nullptr;  // the files hold all layers
+  without.pipeline = nullptr;  // the files hold all layers, and all experts
+  shape.moe.ranks = nullptr;
   DecoderLM outline(architecture, shape, without);
   const detail::HeadChoice head = {shape.tied, shape.head, /*may_be_missing=*/true};
   detail::check_tensors(directory, weights, outline.params(), head);

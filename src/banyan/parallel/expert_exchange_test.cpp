@@ -58,6 +58,12 @@ TEST(ExpertExchange, RowsGoToTheirExpertsAndBack) {
       }
       ASSERT_EQ(came.size(0), at);
       ASSERT_TRUE(exchange.to_tokens(came).equal(rows));
+      if (num_ranks == 1) return;
+      const std::vector<int64_t>& mine = offsets[ranks.rank()];
+      const int64_t kept = mine[(ranks.rank() + 1) * own] - mine[ranks.rank() * own];
+      const int64_t others = (rows.size(0) - kept) + (came.size(0) - kept);  // out, and back
+      ASSERT_EQ(ranks.traffic().at("all_gather").bytes, 8 * num_experts * (num_ranks - 1));
+      ASSERT_EQ(ranks.traffic().at("all_to_all").bytes, 3 * 8 * others);
     });
   }
 }

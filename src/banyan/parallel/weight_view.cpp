@@ -63,32 +63,36 @@ at::Tensor WeightView::gathered(size_t i, const at::Tensor& own) const {
   return whole;
 }
 
-// A line per parameter: name, dtype, sizes of the whole tensor. A name that a stage before has is a
-// copy (a tied head).
+// A line per parameter: stage, place in the table, 1 for a dealt-out expert, name, dtype, sizes of
+// the whole tensor. A name that a stage before has is a copy (a tied head).
 void WeightView::list() {
   std::ostringstream own;
-  for (const Param& param : params_.params()) {
-    own << param.name << ' ' << static_cast<int>(param.master.scalar_type());
+  for (size_t i = 0; i < places_.size(); ++i) {
+    const Param& param = params_.params()[i];
+    own << groups_.pipeline.rank() << ' ' << i << ' ' << param.is_dealt << ' ' << param.name << ' '
+        << static_cast<int>(param.master.scalar_type());
     for (const int64_t size : param.cut.whole_shape(param.master.sizes())) own << ' ' << size;
     own << '\n';
   }
+  std::string stages;
+  for (const std::string& stage : groups_.pipeline.all_gather_bytes(own.str())) stages += stage;
   std::set<std::string> seen;
-  int64_t stage = 0;
-  for (const std::string& lines : groups_.pipeline.all_gather_bytes(own.str())) {
+  int64_t holder = 0;
+  for (const std::string& lines : groups_.expert.all_gather_bytes(stages)) {
     std::istringstream in(lines);
     std::string line;
-    for (int64_t param = 0; std::getline(in, line); ++param) {
+    while (std::getline(in, line)) {
       std::istringstream words(line);
       Whole whole;
-      whole.stage = stage;
-      whole.param = param;
+      bool is_dealt = false;
       int dtype = 0;
-      words >> whole.name >> dtype;
+      words >> whole.stage >> whole.param >> is_dealt >> whole.name >> dtype;
+      whole.holder = is_dealt ? holder : -1;
       whole.dtype = static_cast<at::ScalarType>(dtype);
       for (int64_t size = 0; words >> size;) whole.shape.push_back(size);
       if (seen.insert(whole.name).second) all_.push_back(std::move(whole));
     }
-    ++stage;
+    ++holder;
   }
 }
 
@@ -102,10 +106,12 @@ void WeightView::each_of(const std::vector<at::Tensor>& own, const Visit& visit)
   BANYAN_ASSERT(own.size() == places_.size(), "weight view: got ", own.size(), " tensors");
   const at::Device device = own.empty() ? at::Device(at::kCPU) : own[0].device();
   for (const Whole& whole : all_) {
-    const bool is_here = whole.stage == groups_.pipeline.rank();
+    const bool is_stage = whole.stage == groups_.pipeline.rank();
+    const bool is_here = is_stage && (whole.holder < 0 || whole.holder == groups_.expert.rank());
     at::Tensor tensor = is_here
                             ? gathered(whole.param, own[whole.param]).contiguous()
                             : at::empty(whole.shape, at::TensorOptions(device).dtype(whole.dtype));
+    if (is_stage && whole.holder >= 0) groups_.expert.broadcast(tensor, whole.holder);
     groups_.pipeline.broadcast(tensor, whole.stage);
     visit(whole.name, tensor);
   }

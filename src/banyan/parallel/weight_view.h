@@ -1,7 +1,7 @@
 // The whole tensors of a model whose parameters lie in parts on several ranks, one after the other:
 // what the rollout's model, checkpoints and exports are filled from, whatever the cut. Parts of a
 // tensor are brought together over the tensor group of the stage that has it; then the stage tells
-// it to the others.
+// it to the others. Of experts that are dealt out their holder does so before.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +23,8 @@ class WeightView {
 
   // `whole` has the bits of the parts. It is the master itself where that is whole.
   using Visit = std::function<void(const std::string& name, const at::Tensor& whole)>;
-  // (all) Masters by their HF names, each once, stage after stage in the order of their tables.
+  // (all) Masters by their HF names, each once, in the order of the tables of one stage and one
+  // holder of experts after the other.
   void each(const Visit& visit) const;
   // (all) Tensors that lie as the masters do, one per parameter: gradients, moments.
   void each_of(const std::vector<at::Tensor>& own, const Visit& visit) const;
@@ -39,7 +40,8 @@ class WeightView {
   struct Whole {
     std::string name;
     int64_t stage = 0;
-    int64_t param = 0;  // in that stage's table
+    int64_t holder = -1;  // rank of the expert group; -1: all of them
+    int64_t param = 0;    // in that rank's table
     std::vector<int64_t> shape;
     at::ScalarType dtype = at::kFloat;
   };

@@ -107,6 +107,7 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   config.ref_context_parallel_size = 1;
   config.ref_ulysses_sequence_parallel_size = 1;
   config.ref_pipeline_model_parallel_size = 1;
+  config.ref_expert_model_parallel_size = 1;
   config.sharing = {.mode = "on",
                     .min_prefix_len = 1,
                     .min_group_size = 2,
@@ -152,7 +153,7 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
                  .betas = {0.9, 0.99},
                  .clip_grad = 1.0};
   actor.fsdp = {false, false, false, false, true, false, -1};
-  actor.megatron = {false, false, false, {{}, {}, {}, {"core_attn"}}, 1, false, 1, 1, {}};
+  actor.megatron = {false, false, false, {{}, {}, {}, {"core_attn"}}, 1, false, 1, 1, {}, 1, {}};
   actor.ulysses_sequence_parallel_size = 1;
   actor.stages = {{}, {}, {}, false, false};
   CriticConfig& critic = config.critic;

@@ -63,6 +63,8 @@ void read_megatron(const ConfigNode& node, MegatronConfig& megatron) {
   node.read("context_parallel_size", megatron.context_parallel_size);
   node.read("pipeline_model_parallel_size", megatron.pipeline_model_parallel_size);
   node.read("virtual_pipeline_model_parallel_size", megatron.virtual_pipeline_model_parallel_size);
+  node.read("expert_model_parallel_size", megatron.expert_model_parallel_size);
+  node.read("expert_tensor_parallel_size", megatron.expert_tensor_parallel_size);
   const std::string override = "override_transformer_config.";
   RecomputeConfig& recompute = megatron.recompute;
   node.read(override + "recompute_granularity", recompute.recompute_granularity);
@@ -238,6 +240,8 @@ Config config_from_json(const std::string& text) {
   reference.read("pipeline_model_parallel_size", config.ref_pipeline_model_parallel_size);
   reference.read("virtual_pipeline_model_parallel_size",
                  config.ref_virtual_pipeline_model_parallel_size);
+  reference.read("expert_model_parallel_size", config.ref_expert_model_parallel_size);
+  reference.read("expert_tensor_parallel_size", config.ref_expert_tensor_parallel_size);
   read_sharing(node("actor_rollout_ref.sharing."), config.sharing);
   node("actor_rollout_ref.sharing.").read("detector", config.sharing.detector);
   node("actor_rollout_ref.sharing.").read("verify", config.sharing.verify);

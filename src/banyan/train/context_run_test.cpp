@@ -2,45 +2,19 @@
 // and checkpoints are those of one process.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <vector>
-
-#include "banyan/testing/fake_host.h"
-#include "banyan/testing/five_groups.h"
-#include "banyan/testing/thread_transport.h"
-#include "banyan/testing/tiny_run.h"
-#include "banyan/train/parallel_keys.h"
-#include "banyan/train/trainer.h"
+#include "banyan/testing/layout_run.h"
 
 namespace banyan::train {
 namespace {
 
+using testing::Ended;
+using testing::expect_same_run;
 using testing::FakeHost;
 using testing::relative;
+using testing::run_layout;
 using testing::ScratchDir;
+using testing::thirds;
 using testing::tiny_prompts;
-
-Score thirds(const Trajectory& trajectory) {
-  return testing::share_of_tokens(trajectory, [](int32_t token) { return token % 3 == 0; });
-}
-
-struct Ended {
-  std::map<int64_t, Metrics> logged;
-  std::vector<Trajectory> trajectories;
-};
-
-std::vector<Ended> run_on(int64_t size, const Config& config) {
-  std::vector<Ended> ended(size);
-  testing::run_mesh(size, mesh_shape(config), [&](parallel::Groups& groups) {
-    FakeHost host(tiny_prompts(config.num_train_rows), thirds);
-    train(config, host, nullptr, &groups);
-    if (parallel::only_generates(groups)) return;
-    ended[groups.world.rank()] = {host.logged, host.last_trajectories};
-  });
-  return ended;
-}
 
 // Three steps with a reference and a critic, in blocks that cut the trunks.
 Config config_of(const ScratchDir& scratch, const std::string& run) {
@@ -67,42 +41,17 @@ void set_heads(Config& config, int64_t size) {
   config.ref_ulysses_sequence_parallel_size = size;
 }
 
-// Figures that the layout of a run changes.
-bool is_layout(const std::string& name) {
-  return name.starts_with("timing") || name.starts_with("perf/") ||
-         name.starts_with("actor/perf/") || name.starts_with("global_seqlen/") ||
-         name.starts_with("trie/") || name.starts_with("comm/") ||
-         name == "rollout/computed_prompt_tokens";
-}
-
-void expect_same_run(const Ended& got, const Ended& wanted, const std::string& what) {
-  ASSERT_EQ(got.logged.size(), wanted.logged.size());
-  for (const auto& [step, metrics] : wanted.logged) {
-    for (const auto& [name, value] : metrics) {
-      if (is_layout(name)) continue;
-      EXPECT_NEAR(got.logged.at(step).at(name), value, 1e-4 * std::max(1.0, std::abs(value)))
-          << what << " " << name << " step " << step;
-    }
-  }
-  ASSERT_EQ(got.trajectories.size(), wanted.trajectories.size());
-  for (size_t i = 0; i < got.trajectories.size(); ++i) {
-    EXPECT_EQ(got.trajectories[i].response, wanted.trajectories[i].response) << what;
-  }
-}
-
 }  // namespace
 
 TEST(ContextRun, EqualsThatOfOneProcessAndResumesInOne) {
   const ScratchDir scratch("context-run");
   testing::write_tiny_model(scratch);
-  FakeHost host(tiny_prompts(), thirds);
-  train(config_of(scratch, "one"), host);
-  const Ended one = {host.logged, host.last_trajectories};
+  const Ended one = run_layout(1, config_of(scratch, "one"))[0];
   const auto wanted = testing::masters(scratch / "one/global_step_3");
   for (const std::string form : {"ranges", "heads"}) {
     Config config = config_of(scratch, form);
     form == "ranges" ? set_ranges(config, 2) : set_heads(config, 2);
-    for (const Ended& rank : run_on(2, config)) {
+    for (const Ended& rank : run_layout(2, config)) {
       expect_same_run(rank, one, form);
       EXPECT_GT(rank.logged.at(1).at("comm/cp/all_to_all_bytes"), 0.0);
     }
@@ -114,23 +63,21 @@ TEST(ContextRun, EqualsThatOfOneProcessAndResumesInOne) {
   // One more step in one process.
   Config config = config_of(scratch, "heads");
   config.trainer.total_training_steps = 4;
-  EXPECT_EQ(run_on(1, config)[0].logged.count(4), 1U);
+  EXPECT_EQ(run_layout(1, config)[0].logged.count(4), 1U);
 }
 
 // Four processes: two groups of two, whole weights or in parts.
 TEST(ContextRun, BesideDataParallelRanksAndWithWeightsInParts) {
   const ScratchDir scratch("context-parts");
   testing::write_tiny_model(scratch);
-  FakeHost host(tiny_prompts(), thirds);
-  train(config_of(scratch, "one"), host);
-  const Ended one = {host.logged, host.last_trajectories};
+  const Ended one = run_layout(1, config_of(scratch, "one"))[0];
   for (const std::string form : {"ranges", "heads"}) {
     for (const bool in_parts : {false, true}) {
       const std::string run = form + (in_parts ? "-parts" : "-whole");
       Config config = config_of(scratch, run);
       form == "ranges" ? set_ranges(config, 2) : set_heads(config, 2);
       if (in_parts) config.actor.strategy = "fsdp";
-      expect_same_run(run_on(4, config)[0], one, run);
+      expect_same_run(run_layout(4, config)[0], one, run);
     }
   }
 }
@@ -139,15 +86,13 @@ TEST(ContextRun, BesideDataParallelRanksAndWithWeightsInParts) {
 TEST(ContextRun, BesideRanksThatOnlyGenerate) {
   const ScratchDir scratch("context-separate");
   testing::write_tiny_model(scratch);
-  FakeHost host(tiny_prompts(), thirds);
-  train(config_of(scratch, "one"), host);
-  const Ended one = {host.logged, host.last_trajectories};
+  const Ended one = run_layout(1, config_of(scratch, "one"))[0];
   for (const std::string form : {"ranges", "heads"}) {
     Config config = config_of(scratch, form);
     form == "ranges" ? set_ranges(config, 2) : set_heads(config, 2);
     config.hybrid_engine = false;
     config.rollout.nnodes = 1;
-    std::vector<Ended> ranks = run_on(3, config);
+    std::vector<Ended> ranks = run_layout(3, config);
     expect_same_run(ranks[0], one, form + ", separate rollout");
   }
 }
@@ -184,7 +129,7 @@ TEST(ContextRun, InBf16TrainingAndRolloutHaveTheSameBits) {
     config.rollout.dtype = "bfloat16";
     config.trainer.total_training_steps = 2;
     form == "ranges" ? set_ranges(config, 2) : set_heads(config, 2);
-    for (const Ended& rank : run_on(2, config)) {
+    for (const Ended& rank : run_layout(2, config)) {
       for (const auto& [step, metrics] : rank.logged) {
         EXPECT_EQ(metrics.at("training/rollout_probs_diff_valid"), 1.0) << form;
         EXPECT_EQ(metrics.at("training/rollout_probs_diff_max"), 0.0) << form << " step " << step;

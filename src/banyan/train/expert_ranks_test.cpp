@@ -64,13 +64,8 @@ Outcome three_steps(const Case& with, Groups& groups) {
   models::LoadOptions options{{.dtype = with.dtype}, true};
   options.experts = &groups.expert;
   set_cut(with.sequence, groups, options);
-  // Every rank draws the weights of all experts in one order.
   const auto whole = models::random_model(kModel, 3, {{.dtype = with.dtype}, true});
   const auto model = models::random_model(kModel, 3, options);
-  for (Param& param : model->params().params()) {
-    param.master.copy_(own_part(param, whole->params().at(param.name).master));
-  }
-  model->params().repack();
   model->set_recompute(with.recompute);
   const Batch batch = testing::batch_of_five();
   MiniBatch mini_batch = all_of(batch);

@@ -4,6 +4,7 @@
 #include "banyan/parallel/weight_view.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/memory_keys.h"
+#include "banyan/train/run_support.h"
 
 namespace banyan::train {
 
@@ -25,7 +26,7 @@ LocalSampler::LocalSampler(const Config& config,
                            models::CausalLM& actor,
                            parallel::Fsdp* fsdp)
     : config_(config), host_(host), factory_(factory), groups_(groups), actor_(actor), fsdp_(fsdp) {
-  if (fsdp_ != nullptr || actor_.tensor() != nullptr || actor_.stage() != nullptr) {
+  if (fsdp_ != nullptr || actor_.tensor() != nullptr || !holds_all(actor_)) {
     whole_ = load_rollout_model(config, /*with_values=*/fsdp_ == nullptr);
   }
   if (fsdp_ != nullptr) filled_ = std::make_unique<FilledWeights>(*whole_);

@@ -50,7 +50,8 @@ TEST(MemoryKeys, ChangeNoBitOfARun) {
   Config saving = whole_config(model, scratch / "saving");
   saving.offload_dir = scratch / "away";
   saving.actor.fsdp.offload_policy = true;
-  saving.critic.megatron = {true, true, true, plain.critic.megatron.recompute, 1, false, 1, 1, {}};
+  MegatronConfig& megatron = saving.critic.megatron;
+  megatron.param_offload = megatron.grad_offload = megatron.optimizer_offload = true;
   saving.ref_fsdp_param_offload = true;
   saving.model.enable_gradient_checkpointing = true;
   RecomputeConfig& recompute = saving.critic.megatron.recompute;

@@ -109,14 +109,20 @@ TEST(Offload, WithoutAFolderOnlyGradientsMove) {
 
 TEST(Offload, EitherHomeOfAKeyIsEnough) {
   const FsdpConfig none = testing::tiny_config("", "").actor.fsdp;
-  const MegatronConfig off{false, false, false, {}};
+  const MegatronConfig off{};
   EXPECT_FALSE(offload_of(none, off, {}).masters);
   FsdpConfig masters = none;
   masters.param_offload = true;
   EXPECT_TRUE(offload_of(masters, off, {}).masters);
-  EXPECT_TRUE(offload_of(none, {true, false, false, {}}, {}).masters);
-  EXPECT_TRUE(offload_of(none, {false, true, false, {}}, {}).gradients);
-  EXPECT_TRUE(offload_of(none, {false, false, true, {}}, {}).moments);
+  MegatronConfig megatron{};
+  megatron.param_offload = true;
+  EXPECT_TRUE(offload_of(none, megatron, {}).masters);
+  megatron = {};
+  megatron.grad_offload = true;
+  EXPECT_TRUE(offload_of(none, megatron, {}).gradients);
+  megatron = {};
+  megatron.optimizer_offload = true;
+  EXPECT_TRUE(offload_of(none, megatron, {}).moments);
   FsdpConfig everything = none;
   everything.offload_policy = true;
   const OffloadOptions all = offload_of(everything, off, "folder");

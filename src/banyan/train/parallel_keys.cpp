@@ -16,6 +16,7 @@ constexpr const char* kTensor = "actor_rollout_ref.actor.megatron.tensor_model_p
 constexpr const char* kContext = "actor_rollout_ref.actor.megatron.context_parallel_size";
 constexpr const char* kUlysses = "actor_rollout_ref.actor.ulysses_sequence_parallel_size";
 constexpr const char* kPipeline = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size";
+constexpr const char* kExperts = "actor_rollout_ref.actor.megatron.expert_model_parallel_size";
 
 void check_role(const char* key, int64_t size, int64_t actor) {
   BANYAN_CHECK(size == actor,
@@ -85,12 +86,54 @@ void check_pipeline(const Config& config) {
   parallel::check_split(stage_split(config));
 }
 
+void check_experts(const Config& config) {
+  const MegatronConfig& actor = config.actor.megatron;
+  const int64_t tensor = actor.tensor_model_parallel_size;
+  const auto check_parts = [&](const char* key, const std::optional<int64_t>& size) {
+    BANYAN_CHECK(size.value_or(tensor) == tensor,
+                 "[config] ",
+                 key,
+                 ": wanted null or ",
+                 kTensor,
+                 " (",
+                 tensor,
+                 "), got ",
+                 *size,
+                 ": experts are cut like the rest of a layer");
+  };
+  check_parts("actor_rollout_ref.actor.megatron.expert_tensor_parallel_size",
+              actor.expert_tensor_parallel_size);
+  check_parts("actor_rollout_ref.ref.megatron.expert_tensor_parallel_size",
+              config.ref_expert_tensor_parallel_size);
+  check_role("actor_rollout_ref.ref.megatron.expert_model_parallel_size",
+             config.ref_expert_model_parallel_size,
+             actor.expert_model_parallel_size);
+  BANYAN_CHECK(actor.expert_model_parallel_size == 1 || actor.pipeline_model_parallel_size == 1,
+               "[config] ",
+               kExperts,
+               ": wanted 1 with ",
+               kPipeline,
+               "=",
+               actor.pipeline_model_parallel_size,
+               ", got ",
+               actor.expert_model_parallel_size,
+               ": ranks with different experts go through a pass together, stages one by one");
+  if (!wants_critic(config)) return;
+  check_parts("critic.megatron.expert_tensor_parallel_size",
+              config.critic.megatron.expert_tensor_parallel_size);
+  check_role("critic.megatron.expert_model_parallel_size",
+             config.critic.megatron.expert_model_parallel_size,
+             actor.expert_model_parallel_size);
+}
+
 }  // namespace
 
 parallel::MeshShape mesh_shape(const Config& config) {
   return {.tp = config.actor.megatron.tensor_model_parallel_size,
           .cp = context_size(config),
+          .ep = config.actor.megatron.expert_model_parallel_size,
           .pp = config.actor.megatron.pipeline_model_parallel_size,
+          .etp = config.actor.megatron.tensor_model_parallel_size,
           .shard = std::max<int64_t>(0, config.actor.fsdp.fsdp_size),
           .rollout = num_rollout_ranks(config)};
 }
@@ -107,10 +150,12 @@ void check_parallel(const Config& config) {
                tensor);
   }
   check_pipeline(config);
+  check_experts(config);
   const int64_t pipeline = config.actor.megatron.pipeline_model_parallel_size;
-  if (tensor == 1 && pipeline == 1) return;
-  const char* cut = tensor > 1 ? kTensor : kPipeline;
-  const int64_t size = tensor > 1 ? tensor : pipeline;
+  const int64_t experts = config.actor.megatron.expert_model_parallel_size;
+  if (tensor == 1 && pipeline == 1 && experts == 1) return;
+  const char* cut = tensor > 1 ? kTensor : pipeline > 1 ? kPipeline : kExperts;
+  const int64_t size = tensor > 1 ? tensor : pipeline > 1 ? pipeline : experts;
   const auto check_whole = [&](const char* key, const Sharding& sharding) {
     BANYAN_CHECK(!sharding.cuts_weights,
                  "[config] ",
@@ -175,6 +220,10 @@ void check_parallel(const Config& config, const parallel::Groups& groups) {
                "; start them with torchrun --nproc-per-node N -m banyan.trainer.main_ppo ...");
 }
 
+void set_experts(parallel::Groups& groups, models::LoadOptions& options) {
+  if (!groups.expert.is_alone()) options.experts = &groups.expert;
+}
+
 void set_cut(bool sequence_parallel, parallel::Groups& groups, models::LoadOptions& options) {
   if (groups.tensor.is_alone()) return;
   options.tensor = &groups.tensor;
@@ -183,6 +232,7 @@ void set_cut(bool sequence_parallel, parallel::Groups& groups, models::LoadOptio
 
 void set_ranks(const Config& config, parallel::Groups& groups, Layout& layout) {
   layout.ranks = &groups.data;
+  layout.expert_ranks = &groups.expert_data;
   if (groups.context.is_alone()) return;
   layout.context = {
       &groups.context,

@@ -1,52 +1,19 @@
 // Whole runs of the trainer over the stages of a pipeline, and their checkpoints under any layout.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <functional>
-#include <map>
 
-#include "banyan/testing/fake_host.h"
-#include "banyan/testing/five_groups.h"
-#include "banyan/testing/thread_transport.h"
-#include "banyan/testing/tiny_run.h"
-#include "banyan/train/parallel_keys.h"
-#include "banyan/train/trainer.h"
+#include "banyan/testing/layout_run.h"
 
 namespace banyan::train {
 namespace {
 
-using banyan::testing::FakeHost;
+using banyan::testing::Ended;
+using banyan::testing::expect_same_run;
 using banyan::testing::relative;
+using banyan::testing::run_layout;
 using banyan::testing::ScratchDir;
-using banyan::testing::tiny_prompts;
 using parallel::Groups;
-
-Score thirds(const Trajectory& trajectory) {
-  return testing::share_of_tokens(trajectory, [](int32_t token) { return token % 3 == 0; });
-}
-
-struct Ended {
-  std::map<int64_t, Metrics> logged;
-  std::vector<Trajectory> trajectories;
-};
-
-std::vector<Ended> run_on(int64_t size, const Config& config) {
-  std::vector<Ended> ended(size);
-  testing::run_mesh(size, mesh_shape(config), [&](Groups& groups) {
-    FakeHost host(tiny_prompts(config.num_train_rows), thirds);
-    train(config, host, nullptr, &groups);
-    ended[groups.world.rank()] = {host.logged, host.last_trajectories};
-  });
-  return ended;
-}
-
-bool is_layout(const std::string& name) {
-  return name.starts_with("timing") || name.starts_with("perf/") ||
-         name.starts_with("actor/perf/") || name.starts_with("global_seqlen/") ||
-         name.starts_with("trie/") || name.starts_with("comm/") ||
-         name == "rollout/computed_prompt_tokens";
-}
 
 struct Sizes {
   int64_t processes = 1;
@@ -93,27 +60,13 @@ Config config_of(const ScratchDir& scratch) {
 TEST(PipelineRun, EqualsThatOfOneProcessAndResumesUnderAnyLayout) {
   const ScratchDir scratch("pipeline-run");
   const Config config = config_of(scratch);
-  FakeHost host(tiny_prompts(), thirds);
-  train(config, host);
+  const Ended one = run_layout(1, config)[0];
   const auto wanted = testing::masters(scratch / "one/global_step_2");
 
   Config staged = config;
   staged.trainer.default_local_dir = scratch / "staged";
   set_sizes({.tensor = 2, .stages = 2}, staged);
-  for (const Ended& rank : run_on(4, staged)) {
-    ASSERT_EQ(rank.logged.size(), host.logged.size());
-    for (const auto& [step, metrics] : host.logged) {
-      for (const auto& [name, value] : metrics) {
-        if (is_layout(name)) continue;
-        EXPECT_NEAR(rank.logged.at(step).at(name), value, 1e-4 * std::max(1.0, std::abs(value)))
-            << name << " step " << step;
-      }
-    }
-    ASSERT_EQ(rank.trajectories.size(), host.last_trajectories.size());
-    for (size_t i = 0; i < rank.trajectories.size(); ++i) {
-      EXPECT_EQ(rank.trajectories[i].response, host.last_trajectories[i].response);
-    }
-  }
+  for (const Ended& rank : run_layout(4, staged)) expect_same_run(rank, one, "staged");
   const auto saved = testing::masters(scratch / "staged/global_step_2");
   ASSERT_EQ(saved.size(), wanted.size());
   for (const auto& [name, tensor] : wanted) {
@@ -135,7 +88,7 @@ TEST(PipelineRun, EqualsThatOfOneProcessAndResumesUnderAnyLayout) {
     other.trainer.resume_mode = "resume_path";
     other.trainer.resume_from_path = from;
     other.trainer.default_local_dir = scratch / ("again" + std::to_string(step));
-    run_on(sizes.processes, other);
+    run_layout(sizes.processes, other);
     from = other.trainer.default_local_dir + "/global_step_" + std::to_string(step);
     for (const std::string folder : {"", "/critic"}) {
       const auto loaded = testing::masters(from + folder);

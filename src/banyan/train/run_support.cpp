@@ -56,13 +56,17 @@ std::string find_checkpoint(const std::string& resume_mode,
   return ranks.broadcast_bytes(path, 0);
 }
 
+bool holds_all(const models::CausalLM& model) {
+  return model.stage() == nullptr && model.expert_ranks() == nullptr;
+}
+
 trie::CostModel calibrated_cost(models::CausalLM& model,
                                 const std::string& directory,
                                 parallel::Collectives& ranks) {
   const std::string file = directory + "/cost_model.json";
   trie::CostModel cost;
   if (ranks.is_first()) std::filesystem::create_directories(directory);
-  if (model.tensor() == nullptr || model.stage() != nullptr) {
+  if (model.tensor() == nullptr || !holds_all(model)) {
     if (ranks.is_first()) cost = calibrate_once(model, file);
     return broadcast(cost, ranks);
   }

@@ -30,6 +30,9 @@ std::string find_checkpoint(const std::string& resume_mode,
 // calibrate_once in `directory` by the first rank, for all: they must plan alike. A model whose
 // layers are cut over ranks is measured by all of them, by the clock of the first of each cut; of
 // one in stages the first rank brings a whole one.
+// False where other ranks hold layers or experts of the model.
+bool holds_all(const models::CausalLM& model);
+
 trie::CostModel calibrated_cost(models::CausalLM& model,
                                 const std::string& directory,
                                 parallel::Collectives& ranks);

@@ -11,11 +11,7 @@
 #include <mutex>
 #include <set>
 
-#include "banyan/testing/fake_host.h"
-#include "banyan/testing/thread_transport.h"
-#include "banyan/testing/tiny_run.h"
-#include "banyan/train/parallel_keys.h"
-#include "banyan/train/trainer.h"
+#include "banyan/testing/layout_run.h"
 #include "banyan/train/trainer_mode.h"
 
 namespace banyan::train {
@@ -23,13 +19,11 @@ namespace {
 
 using parallel::Groups;
 using testing::FakeHost;
+using testing::is_layout;
 using testing::masters;
 using testing::ScratchDir;
+using testing::thirds;
 using testing::tiny_prompts;
-
-Score thirds(const Trajectory& trajectory) {
-  return testing::share_of_tokens(trajectory, [](int32_t token) { return token % 3 == 0; });
-}
 
 Config config_of(const ScratchDir& scratch, const std::string& run) {
   Config config = testing::tiny_config(scratch / "model", scratch / run);
@@ -76,13 +70,6 @@ Ended over(int64_t num_train,
     ended = {host.logged, host.last_trajectories, summary, host.said};
   });
   return ended;
-}
-
-bool is_layout(const std::string& name) {
-  return name.starts_with("timing") || name.starts_with("perf/") ||
-         name.starts_with("actor/perf/") || name.starts_with("global_seqlen/") ||
-         name.starts_with("trie/") || name.starts_with("comm/") ||
-         name == "rollout/computed_prompt_tokens";
 }
 
 void expect_near(const Ended& got, const Ended& wanted, double bound) {

@@ -13,24 +13,17 @@
 
 #include "banyan/core/error.h"
 #include "banyan/parallel/weight_view.h"
-#include "banyan/testing/fake_host.h"
-#include "banyan/testing/five_groups.h"
-#include "banyan/testing/thread_transport.h"
-#include "banyan/testing/tiny_run.h"
+#include "banyan/testing/layout_run.h"
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/critic.h"
-#include "banyan/train/parallel_keys.h"
-#include "banyan/train/trainer.h"
 #include "banyan/train/update.h"
 
 namespace banyan::train {
 namespace {
 
 using banyan::testing::all_of;
-using banyan::testing::FakeHost;
 using banyan::testing::relative;
 using banyan::testing::ScratchDir;
-using banyan::testing::tiny_prompts;
 using parallel::Groups;
 using parallel::MeshShape;
 using Named = std::map<std::string, at::Tensor>;
@@ -341,36 +334,6 @@ TEST(TensorRanks, SizesThatCannotBeCutAreRefusedByName) {
             std::string::npos);
 }
 
-namespace {
-
-Score thirds(const Trajectory& trajectory) {
-  return testing::share_of_tokens(trajectory, [](int32_t token) { return token % 3 == 0; });
-}
-
-struct Ended {
-  std::map<int64_t, Metrics> logged;
-  std::vector<Trajectory> trajectories;
-};
-
-std::vector<Ended> run_on(int64_t size, const Config& config) {
-  std::vector<Ended> ended(size);
-  testing::run_mesh(size, mesh_shape(config), [&](Groups& groups) {
-    FakeHost host(tiny_prompts(config.num_train_rows), thirds);
-    train(config, host, nullptr, &groups);
-    ended[groups.world.rank()] = {host.logged, host.last_trajectories};
-  });
-  return ended;
-}
-
-bool is_layout(const std::string& name) {
-  return name.starts_with("timing") || name.starts_with("perf/") ||
-         name.starts_with("actor/perf/") || name.starts_with("global_seqlen/") ||
-         name.starts_with("trie/") || name.starts_with("comm/") ||
-         name == "rollout/computed_prompt_tokens";
-}
-
-}  // namespace
-
 // Three steps with a reference and a critic; then one more from the checkpoint, under another cut.
 TEST(TensorRanks, ARunEqualsThatOfOneProcessAndResumesUnderAnyCut) {
   const ScratchDir scratch("tensor-run");
@@ -382,8 +345,7 @@ TEST(TensorRanks, ARunEqualsThatOfOneProcessAndResumesUnderAnyCut) {
   config.actor.optim.lr = config.critic.optim.lr = 1e-3;
   config.trainer.total_training_steps = 3;
   config.trainer.test_freq = 2;
-  FakeHost host(tiny_prompts(), thirds);
-  train(config, host);
+  const testing::Ended one = testing::run_layout(1, config)[0];
   const Named wanted = testing::masters(scratch / "one/global_step_3");
 
   Config cut = config;
@@ -393,19 +355,8 @@ TEST(TensorRanks, ARunEqualsThatOfOneProcessAndResumesUnderAnyCut) {
     megatron->sequence_parallel = true;
   }
   cut.ref_tensor_model_parallel_size = 2;
-  for (const Ended& rank : run_on(4, cut)) {
-    ASSERT_EQ(rank.logged.size(), host.logged.size());
-    for (const auto& [step, metrics] : host.logged) {
-      for (const auto& [name, value] : metrics) {
-        if (is_layout(name)) continue;
-        EXPECT_NEAR(rank.logged.at(step).at(name), value, 1e-4 * std::max(1.0, std::abs(value)))
-            << name << " step " << step;
-      }
-    }
-    ASSERT_EQ(rank.trajectories.size(), host.last_trajectories.size());
-    for (size_t i = 0; i < rank.trajectories.size(); ++i) {
-      EXPECT_EQ(rank.trajectories[i].response, host.last_trajectories[i].response);
-    }
+  for (const testing::Ended& rank : testing::run_layout(4, cut)) {
+    testing::expect_same_run(rank, one, "cut");
   }
   const Named saved = testing::masters(scratch / "cut/global_step_3");
   for (const auto& [name, tensor] : wanted) {
@@ -424,7 +375,7 @@ TEST(TensorRanks, ARunEqualsThatOfOneProcessAndResumesUnderAnyCut) {
     other.trainer.resume_mode = "resume_path";
     other.trainer.resume_from_path = scratch / "cut/global_step_3";
     other.trainer.default_local_dir = scratch / ("again" + std::to_string(tensor));
-    run_on(size, other);
+    testing::run_layout(size, other);
     return testing::masters(other.trainer.default_local_dir + "/global_step_4");
   };
   for (const auto& [size, tensor] : {std::pair<int64_t, int64_t>{1, 1}, {4, 4}}) {

@@ -146,6 +146,7 @@ class Run {
     options.router_in_double = router_in_double(config_);
     set_cut(sequence_parallel, groups_, options);
     set_stages(stage_split(config_), groups_, options);
+    set_experts(groups_, options);
     return load_sharded(path, options, sharding, groups_, fsdp);
   }
 
@@ -163,7 +164,7 @@ class Run {
   // On whole weights: of a cut actor the first rank loads another one for this.
   void calibrate_cost() {
     std::unique_ptr<models::CausalLM> whole;
-    if ((fsdp_ || actor_->stage() != nullptr) && ranks_.is_first()) {
+    if ((fsdp_ || !holds_all(*actor_)) && ranks_.is_first()) {
       whole = models::load_model(config_.model.path, {compute_options(config_), true});
       whole->set_recompute(actor_recompute(config_));
     }

@@ -1,0 +1,77 @@
+// Whole runs of the trainer over ranks that are threads, and how they compare with one process.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "banyan/testing/fake_host.h"
+#include "banyan/testing/five_groups.h"
+#include "banyan/testing/thread_transport.h"
+#include "banyan/testing/tiny_run.h"
+#include "banyan/train/parallel_keys.h"
+#include "banyan/train/trainer.h"
+
+namespace banyan::testing {
+
+// A reward that varies with the response.
+inline Score thirds(const Trajectory& trajectory) {
+  return share_of_tokens(trajectory, [](int32_t token) { return token % 3 == 0; });
+}
+
+struct Ended {
+  std::map<int64_t, Metrics> logged;
+  std::vector<Trajectory> trajectories;
+};
+
+// [ranks]; nothing of those that only generate. `size` processes under the keys of `config`; one is
+// a run without groups.
+inline std::vector<Ended> run_layout(int64_t size, const Config& config) {
+  std::vector<Ended> ended(size);
+  const auto run = [&](parallel::Groups* groups, Ended& into) {
+    FakeHost host(tiny_prompts(config.num_train_rows), thirds);
+    train::train(config, host, nullptr, groups);
+    if (groups != nullptr && parallel::only_generates(*groups)) return;
+    into = {host.logged, host.last_trajectories};
+  };
+  if (size == 1) {
+    run(nullptr, ended[0]);
+    return ended;
+  }
+  run_mesh(size, train::mesh_shape(config), [&](parallel::Groups& groups) {
+    run(&groups, ended[groups.world.rank()]);
+  });
+  return ended;
+}
+
+// Metrics that say how the work was laid out, or how long it took.
+inline bool is_layout(const std::string& name) {
+  const auto starts = [&](const char* prefix) { return name.starts_with(prefix); };
+  return starts("timing") || starts("perf/") || starts("actor/perf/") || starts("global_seqlen/") ||
+         starts("trie/") || starts("comm/") || name == "rollout/computed_prompt_tokens";
+}
+
+// Metrics as near as fp32 allows, and the same responses.
+inline void expect_same_run(const Ended& rank,
+                            const Ended& one,
+                            const std::string& what,
+                            double bound = 1e-4) {
+  ASSERT_EQ(rank.logged.size(), one.logged.size()) << what;
+  for (const auto& [step, metrics] : one.logged) {
+    for (const auto& [name, value] : metrics) {
+      if (is_layout(name)) continue;
+      EXPECT_NEAR(rank.logged.at(step).at(name), value, bound * std::max(1.0, std::abs(value)))
+          << what << " " << name << " step " << step;
+    }
+  }
+  ASSERT_EQ(rank.trajectories.size(), one.trajectories.size()) << what;
+  for (size_t i = 0; i < rank.trajectories.size(); ++i) {
+    EXPECT_EQ(rank.trajectories[i].response, one.trajectories[i].response) << what;
+  }
+}
+
+}  // namespace banyan::testing

@@ -1,0 +1,143 @@
+// Whole runs of the trainer with experts dealt out over ranks, and their checkpoints under any
+// layout.
+#include <gtest/gtest.h>
+
+#include "banyan/testing/layout_run.h"
+
+namespace banyan::train {
+namespace {
+
+using banyan::testing::relative;
+using banyan::testing::run_layout;
+using banyan::testing::ScratchDir;
+
+struct Sizes {
+  int64_t processes = 1;
+  int64_t tensor = 1;
+  int64_t experts = 1;
+  int64_t context = 1;
+};
+
+void set_sizes(const Sizes& sizes, Config& config) {
+  for (MegatronConfig* megatron : {&config.actor.megatron, &config.critic.megatron}) {
+    megatron->tensor_model_parallel_size = sizes.tensor;
+    megatron->sequence_parallel = true;
+    megatron->expert_model_parallel_size = sizes.experts;
+    megatron->context_parallel_size = sizes.context;
+  }
+  config.ref_tensor_model_parallel_size = sizes.tensor;
+  config.ref_expert_model_parallel_size = sizes.experts;
+  config.ref_context_parallel_size = sizes.context;
+}
+
+// With a reference, a critic and the routers' losses.
+Config config_of(const ScratchDir& scratch) {
+  Config config = testing::tiny_config(
+      testing::write_tiny_model(scratch, 1, testing::tiny_moe_config_json()), scratch / "one");
+  config.rollout.dtype = "float32";
+  config.actor.use_kl_loss = true;
+  config.algorithm.adv_estimator = "gae";
+  config.actor.ppo_mini_batch_size = 2;
+  config.actor.optim.lr = config.critic.optim.lr = 1e-3;
+  config.actor.router.moe_aux_loss_coeff = 0.01;
+  config.trainer.total_training_steps = 2;
+  config.trainer.test_freq = 2;
+  return config;
+}
+
+}  // namespace
+
+// Two steps; then one more from the checkpoint, under other layouts, and back.
+TEST(ExpertRun, EqualsThatOfOneProcessAndResumesUnderAnyLayout) {
+  const ScratchDir scratch("expert-run");
+  const Config config = config_of(scratch);
+  const testing::Ended one = run_layout(1, config)[0];
+  const auto wanted = testing::masters(scratch / "one/global_step_2");
+  for (const Sizes& sizes : {Sizes{.processes = 2, .experts = 2},
+                             Sizes{.processes = 3, .experts = 3, .context = 3},
+                             Sizes{.processes = 4, .tensor = 2, .experts = 2}}) {
+    Config dealt = config;
+    dealt.trainer.default_local_dir = scratch / ("dealt" + std::to_string(sizes.processes));
+    set_sizes(sizes, dealt);
+    for (const testing::Ended& rank : run_layout(sizes.processes, dealt)) {
+      testing::expect_same_run(rank, one, "dealt over " + std::to_string(sizes.processes));
+    }
+    const auto saved = testing::masters(dealt.trainer.default_local_dir + "/global_step_2");
+    ASSERT_EQ(saved.size(), wanted.size());
+    for (const auto& [name, tensor] : wanted) {
+      EXPECT_LE(relative(saved.at(name), tensor), 1e-4) << name;
+    }
+  }
+
+  // Nothing to train: what was loaded under another layout is saved with the same bits.
+  const auto saved = testing::masters(scratch / "dealt4/global_step_2");
+  std::string from = scratch / "dealt4/global_step_2";
+  int64_t step = 2;
+  for (const Sizes& sizes : {Sizes{},
+                             Sizes{.processes = 4, .experts = 2},
+                             Sizes{.processes = 2, .tensor = 2},
+                             Sizes{.processes = 3, .experts = 3}}) {
+    Config other = config;
+    set_sizes(sizes, other);
+    other.actor.optim.lr = other.critic.optim.lr = 0.0;
+    other.trainer.total_training_steps = ++step;
+    other.trainer.resume_mode = "resume_path";
+    other.trainer.resume_from_path = from;
+    other.trainer.default_local_dir = scratch / ("again" + std::to_string(step));
+    run_layout(sizes.processes, other);
+    from = other.trainer.default_local_dir + "/global_step_" + std::to_string(step);
+    const auto loaded = testing::masters(from);
+    for (const auto& [name, master] : saved) {
+      EXPECT_TRUE(loaded.at(name).equal(master)) << name << " in " << from;
+    }
+  }
+}
+
+TEST(ExpertRun, SizesThatDoNotGoTogetherAreRefusedByName) {
+  const auto refusal = [](const auto& change) {
+    Config config = testing::tiny_config("", "");
+    config.actor.megatron.expert_model_parallel_size = 2;
+    config.ref_expert_model_parallel_size = 2;
+    change(config);
+    try {
+      check_parallel(config);
+    } catch (const std::exception& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refusal([](Config&) {}), "");
+  EXPECT_NE(refusal([](Config& config) { config.ref_expert_model_parallel_size = 1; })
+                .find("actor_rollout_ref.ref.megatron.expert_model_parallel_size: wanted the "
+                      "actor's (2), got 1"),
+            std::string::npos);
+  EXPECT_NE(refusal([](Config& config) { config.actor.megatron.expert_tensor_parallel_size = 2; })
+                .find("expert_tensor_parallel_size: wanted null or "
+                      "actor_rollout_ref.actor.megatron.tensor_model_parallel_size (1), got 2"),
+            std::string::npos);
+  EXPECT_NE(refusal([](Config& config) {
+              config.actor.megatron.pipeline_model_parallel_size = 2;
+              config.ref_pipeline_model_parallel_size = 2;
+            })
+                .find("expert_model_parallel_size: wanted 1 with "
+                      "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2, got 2"),
+            std::string::npos);
+  EXPECT_NE(refusal([](Config& config) {
+              config.actor.strategy = "fsdp";
+            }).find("weights are cut in one way"),
+            std::string::npos);
+
+  const ScratchDir scratch("expert-refusal");
+  Config dense = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "run");
+  set_sizes({.experts = 2}, dense);
+  try {
+    run_layout(2, dense);
+    FAIL() << "a dense model has no experts";
+  } catch (const std::exception& error) {
+    EXPECT_NE(std::string(error.what()).find("expert_model_parallel_size: wanted 1 for a model"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace banyan::train

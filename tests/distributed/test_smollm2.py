@@ -1,0 +1,94 @@
+"""SmolLM2 on GSM8K, and a random Qwen2.5, over two processes: five steps in fp32 with the rewards and losses of one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from banyan.bench.work import find_gsm8k
+from banyan.data import gsm8k
+from conftest import needs_smollm2
+from processes import run, torchrun
+from shell_files import write_tiny_qwen
+from test_data_parallel import MAIN, numbers, samples
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(
+        importlib.util.find_spec("banyan._C") is None,
+        reason="the extension banyan._C is not built (make build)",
+    ),
+    pytest.mark.skipif(
+        find_gsm8k() is None, reason="GSM8K is not on this machine (BANYAN_TEST_DATA)"
+    ),
+]
+MEGATRON = "actor_rollout_ref.actor.megatron"
+ACTOR = "actor_rollout_ref.actor"
+
+
+def arguments(tmp_path: Path, model: Path) -> list[str]:
+    (tmp_path / "reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return sum(ord(letter) % 2 for letter in solution_str) / max(1, len(solution_str))\n"
+    )
+    rows = gsm8k.convert(find_gsm8k(), "train")[:40]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [
+        f"actor_rollout_ref.model.path={model}",
+        f"data.train_files={tmp_path / 'train.jsonl'}",
+        "data.train_batch_size=4",
+        "data.max_prompt_length=640",
+        "data.max_response_length=12",
+        "algorithm.adv_estimator=grpo",
+        f"{ACTOR}.ppo_mini_batch_size=2",
+        f"{ACTOR}.optim.lr=1e-5",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.rollout.dtype=float32",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.02",
+        "actor_rollout_ref.sharing.mode=on",
+        "reward.num_workers=1",
+        f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",
+        "trainer.total_training_steps=5",
+        "trainer.save_freq=-1",
+        "trainer.logger=[console]",
+    ]
+
+
+def equals_one_process(tmp_path: Path, given: list[str], forms: dict[str, str]) -> None:
+    commands = {"one": [sys.executable, *MAIN, *given]}
+    commands |= {name: torchrun(2, *MAIN, *given, key) for name, key in forms.items()}
+    for name, command in commands.items():
+        done = run([*command, f"trainer.default_local_dir={tmp_path / name}"], timeout=900)
+        assert done.returncode == 0, done.stdout
+    wanted = numbers(tmp_path / "one")
+    assert sorted(wanted) == [1, 2, 3, 4, 5]
+    for name in forms:
+        got = numbers(tmp_path / name)
+        for step, metrics in wanted.items():
+            for metric in ("actor/loss", "actor/pg_loss", "critic/score/mean", "actor/grad_norm"):
+                about = pytest.approx(metrics[metric], rel=1e-3, abs=1e-5)
+                assert got[step][metric] == about, (name, step, metric)
+            assert got[step]["actor/grad_norm"] > 0
+        assert samples(tmp_path / name) == samples(tmp_path / "one"), name
+
+
+@needs_smollm2
+def test_smollm2_in_parts_and_in_stages(tmp_path, smollm2):
+    equals_one_process(
+        tmp_path,
+        arguments(tmp_path, smollm2),
+        {"fsdp": f"{ACTOR}.strategy=fsdp", "stages": f"{MEGATRON}.pipeline_model_parallel_size=2"},
+    )
+
+
+def test_a_random_qwen_cut_over_two(tmp_path):
+    model = write_tiny_qwen(tmp_path / "qwen", tie_word_embeddings=False)
+    equals_one_process(
+        tmp_path,
+        arguments(tmp_path, model),
+        {"cut": f"{MEGATRON}.tensor_model_parallel_size=2"},
+    )
