@@ -9,7 +9,9 @@
 #include <string>
 #include <tuple>
 
+#include "banyan/parallel/pipeline_stage.h"
 #include "banyan/testing/random_trie.h"
+#include "banyan/testing/thread_transport.h"
 
 namespace banyan::parallel {
 namespace {
@@ -172,6 +174,23 @@ TEST(PipelineSchedule, InterleavedOnDenseBlocks) {
   EXPECT_EQ(most_live(four[1]), 9);
   EXPECT_EQ(most_live(four[2]), 7);
   EXPECT_EQ(most_live(four[3]), 5);
+}
+
+TEST(PipelineSchedule, AStageHoldsNoMoreThanItSays) {
+  for (const auto& [p, v] : {std::pair<int64_t, int64_t>{2, 1}, {4, 1}, {2, 2}, {4, 2}, {3, 3}}) {
+    testing::run_ranks(p, [&](Collectives& ranks) {
+      const PipelineStage stage(
+          ranks,
+          ranks,
+          p * v,
+          {.pipeline_model_parallel_size = p, .virtual_pipeline_model_parallel_size = v});
+      int64_t most = 0;
+      for (int32_t m = 1; m < 4 * p; ++m) {
+        most = std::max(most, most_live(pipeline_schedule(dense(m), p, v)[ranks.rank()]));
+      }
+      EXPECT_EQ(most, stage.num_in_flight()) << p << " " << v << " rank " << ranks.rank();
+    });
+  }
 }
 
 // On one rank and chunk a block runs behind those it carries from, and goes back before them.

@@ -21,7 +21,8 @@ PipelineStage::PipelineStage(Collectives& ranks,
 int64_t PipelineStage::num_in_flight() const {
   const int64_t behind = ranks_->size() - 1 - ranks_->rank();
   if (num_chunks() == 1) return behind + 1;
-  return 2 * behind + (num_chunks() - 1) * ranks_->size() + 1;
+  const int64_t longest_group = 2 * ranks_->size() - 1;  // the first one has what does not divide
+  return 2 * behind + (num_chunks() - 1) * longest_group + 1;
 }
 
 void PipelineStage::share_embedding(ParamTable& table, const std::string& name) const {

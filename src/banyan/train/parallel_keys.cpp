@@ -168,7 +168,7 @@ void check_parallel(const Config& config) {
   };
   check_whole("actor_rollout_ref.actor.strategy", actor_sharding(config));
   check_whole("actor_rollout_ref.ref.strategy", reference_sharding(config));
-  check_whole("critic.strategy", critic_sharding(config));
+  if (wants_critic(config)) check_whole("critic.strategy", critic_sharding(config));
   BANYAN_CHECK(config.sharing.verify == "off",
                "[config] actor_rollout_ref.sharing.verify: wanted off with ",
                cut,

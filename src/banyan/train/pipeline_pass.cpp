@@ -50,6 +50,10 @@ size_t PipelinePass::step_of(int64_t stage, Action action, int32_t round) const 
 const parallel::PipelineSteps& PipelinePass::begin(const std::vector<trie::Entry>& entries) {
   const int64_t num_ranks = is_alone() ? 1 : stage_->ranks().size();
   const int64_t rank = is_alone() ? 0 : stage_->ranks().rank();
+  const bool goes_back = std::any_of(entries.begin(), entries.end(), [](const trie::Entry& entry) {
+    return entry.action == Action::kBackward;
+  });
+  most_open_ = goes_back || num_chunks() > 1 ? 0 : 2 * num_ranks;
   lists_ = parallel::pipeline_schedule(entries, num_ranks, num_chunks());
   if (is_alone()) return lists_[0];
   const std::vector<double> prints = stage_->ranks().all_gather_number(print_of(plan_, entries));
@@ -96,6 +100,10 @@ void PipelinePass::send(int64_t to_stage, Action action, int32_t round, const at
   sent_.push_back({to,
                    step_of(to_stage, action, round),
                    ranks.start_send(tensor.to(at::kCPU), to, key_of(to_stage, action, round))});
+  while (most_open_ > 0 && static_cast<int64_t>(sent_.size()) > most_open_) {
+    sent_.front().wait();
+    sent_.pop_front();
+  }
 }
 
 // What the sender did at this step it did behind all that it took before.

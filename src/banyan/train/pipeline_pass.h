@@ -6,8 +6,10 @@
 // many back; with sequence parallel each rank ceil(T / n) E of them to the rank of the next stage
 // that holds the same rows. Sends do not wait for their receiver: as every rank knows the lists of
 // all, a message from another stage tells which of the own ones have arrived there, and these are
-// freed. Messages travel by way of the CPU: on a device's own transport the two directions between
-// two ranks would wait for each other.
+// freed. Where rows go one way only, from rank to rank in one chunk, nothing comes back: then no
+// more than two messages per stage are open, and the sender waits for the oldest. Messages travel
+// by way of the CPU: on a device's own transport the two directions between two ranks would wait
+// for each other.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -81,6 +83,7 @@ class PipelinePass {
   std::vector<parallel::PipelineSteps> lists_;              // [ranks]
   std::vector<std::unordered_map<int64_t, size_t>> steps_;  // [ranks]: key of a step -> its place
   std::deque<Sent> sent_;
+  int64_t most_open_ = 0;  // 0: as many as there are
 };
 
 }  // namespace banyan::train

@@ -3,7 +3,9 @@
 
 #include <functional>
 
+#include "banyan/checkpoint/checkpoint.h"
 #include "banyan/testing/layout_run.h"
+#include "banyan/train/sharded_model.h"
 
 namespace banyan::train {
 namespace {
@@ -96,6 +98,44 @@ TEST(PipelineRun, EqualsThatOfOneProcessAndResumesUnderAnyLayout) {
            testing::masters(scratch / ("staged/global_step_2" + folder))) {
         EXPECT_TRUE(loaded.at(name).equal(master)) << name << " at step " << step;
       }
+    }
+  }
+}
+
+// Masters and moments, loaded under one layout and saved again under it, keep their bits.
+TEST(PipelineRun, MomentsComeBackUnderAnyLayout) {
+  const ScratchDir scratch("pipeline-moments");
+  Config config = config_of(scratch);
+  config.algorithm.adv_estimator = "grpo";
+  config.trainer.total_training_steps = 1;
+  config.trainer.default_local_dir = scratch / "staged";
+  set_sizes({.tensor = 2, .stages = 2}, config);
+  run_layout(4, config);
+  const std::string path = scratch / "staged/global_step_1";
+  const io::SafetensorsFile moments(path + "/state/moments.safetensors");
+  for (const Sizes& sizes : {Sizes{.processes = 4},
+                             Sizes{.processes = 2, .tensor = 2},
+                             Sizes{.processes = 4, .stages = 4},
+                             Sizes{.processes = 4, .tensor = 2, .stages = 2}}) {
+    set_sizes(sizes, config);
+    const std::string to =
+        scratch / ("again" + std::to_string(sizes.tensor) + std::to_string(sizes.stages));
+    testing::run_mesh(sizes.processes, mesh_shape(config), [&](Groups& groups) {
+      models::LoadOptions options{{.dtype = at::kFloat}, /*with_backward=*/true};
+      set_cut(/*sequence_parallel=*/true, groups, options);
+      set_stages(stage_split(config), groups, options);
+      const auto model = models::load_model(config.model.path, options);
+      const auto optimizer = make_optimizer(config.actor.optim, *model, groups);
+      const checkpoint::TrainerState state = checkpoint::load(path, *model, *optimizer);
+      optimizer->gather_moments();
+      checkpoint::save(to, *model, *optimizer, state, path, 0, nullptr, &groups);
+    });
+    const io::SafetensorsFile again(to + "/global_step_1/state/moments.safetensors");
+    ASSERT_EQ(again.entries().size(), moments.entries().size());
+    for (const auto& [name, entry] : moments.entries()) {
+      const at::Tensor wanted = moments.read(name);
+      EXPECT_TRUE(again.read(name).equal(wanted)) << name << " in " << to;
+      if (name.starts_with("v.")) EXPECT_GT(wanted.sum().item<double>(), 0.0) << name;
     }
   }
 }

@@ -96,13 +96,24 @@ int64_t chosen_token_budget(const std::string& directory,
                             const MemoryLeft& left,
                             RunHost& host,
                             parallel::Collectives& ranks) {
+  // Stages have different layers and parameters: the one with least room decides.
   MemoryLeft with_head = left;
+  int64_t most_bytes = 0;
+  for (const double bytes : ranks.all_gather_number(static_cast<double>(bytes_per_token(model)))) {
+    most_bytes = std::max(most_bytes, static_cast<int64_t>(bytes));
+  }
+  for (const double bytes : ranks.all_gather_number(static_cast<double>(left.free_bytes))) {
+    with_head.free_bytes = std::min(with_head.free_bytes, static_cast<int64_t>(bytes));
+  }
+  for (const double bytes : ranks.all_gather_number(static_cast<double>(left.reserved_bytes))) {
+    with_head.reserved_bytes = std::max(with_head.reserved_bytes, static_cast<int64_t>(bytes));
+  }
   if (model.head_kind() == models::HeadKind::kVocabulary) {
     with_head.reserved_bytes += ops::HeadMemory::kBytes;
   }
   return of_first(ranks, [&] {
     return token_budget_once(
-        directory, role, key, bytes_per_token(model), with_head, [&](const std::string& line) {
+        directory, role, key, most_bytes, with_head, [&](const std::string& line) {
           host.say(line);
         });
   });

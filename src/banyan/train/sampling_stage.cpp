@@ -185,7 +185,7 @@ class Sampling {
 
   // A group goes on in the next step, under its weights, unless it would come from too many then.
   void keep(UnfinishedGroup group) {
-    const int64_t next = std::max<int64_t>(0, step_ - 1 - batches_ahead(with_.config)) + 1;
+    const int64_t next = std::max<int64_t>(0, step_ - batches_ahead(with_.config));
     int64_t first = next;
     for (const std::vector<Trajectory>* part : {&group.ended, &group.cut}) {
       for (const Trajectory& trajectory : *part) {

@@ -141,7 +141,11 @@ class SeparateSampler final : public Sampler {
 
   std::string ahead() override {
     fetch();
-    return ahead_.empty() ? "" : std::string(kFormat) + ahead_;
+    if (ahead_.empty()) return "";
+    // A resumed run tries again what gave nothing.
+    const auto delivery = from_bytes<Delivery>(ahead_);
+    if (delivery.sampled.end_of_data || !delivery.sampled.refused.empty()) return "";
+    return std::string(kFormat) + ahead_;
   }
 
   bool should_stop() override {

@@ -38,6 +38,18 @@ bool cuts_by_samples(const Role& role) {
   return role.ppo_micro_batch_size_per_gpu && !role.use_dynamic_bsz;
 }
 
+RankInfo rank_info(const Config& config, const parallel::Groups& groups) {
+  return {
+      .global_rank = groups.world.rank(),
+      .tp_rank = groups.tensor.rank(),
+      .tp_size = groups.tensor.size(),
+      .pp_rank = groups.pipeline.rank(),
+      .pp_size = groups.pipeline.size(),
+      .cp_rank = groups.context.rank(),
+      .cp_size = groups.context.size(),
+      .sequence_parallel = !groups.tensor.is_alone() && config.actor.megatron.sequence_parallel};
+}
+
 class Run {
  public:
   Run(const Config& config,
@@ -48,9 +60,9 @@ class Run {
         host_(host),
         groups_(groups),
         ranks_(groups.world),
-        observer_(config.sharing,
-                  RankInfo{.global_rank = groups.world.rank()},
-                  [&host](const std::string& line) { host.say(line); }) {
+        observer_(config.sharing, rank_info(config, groups), [&host](const std::string& line) {
+          host.say(line);
+        }) {
     set_up_process();
     for (const std::string& line : check_config(config)) host_.say(line);
     check_parallel(config, groups);
@@ -176,7 +188,8 @@ class Run {
     const RolloutConfig& rollout = config_.rollout;
     MemoryLeft left{.free_bytes = free_bytes_of_rank(actor_->options().device,
                                                      ranks_.size() + num_rollout_ranks(config_))};
-    if (!rollout.enable_sleep_mode || !rollout.free_cache_engine) {
+    const bool generates = num_rollout_ranks(config_) == 0;
+    if (generates && (!rollout.enable_sleep_mode || !rollout.free_cache_engine)) {
       left.reserved_bytes = static_cast<int64_t>(rollout.gpu_memory_utilization *
                                                  static_cast<double>(left.free_bytes));
     }
