@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from banyan.log.jsonl import by_step, read
-from processes import HERE, environment, run, torchrun
+from processes import check_cases, environment, run, torchrun
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("banyan._C") is None,
@@ -77,15 +76,7 @@ def arguments(tmp_path: Path, tiny: Path) -> list[str]:
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_gradients_and_weight_changes_equal_one_process(size, tiny):
-    done = run(torchrun(size, str(HERE / "gradient_worker.py"), str(tiny)))
-    assert done.returncode == 0, done.stdout
-    cases = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(cases) == 4, done.stdout
-    for case in cases:
-        bound = 1e-10 if case["case"].startswith("fp64") else 1e-5
-        assert case["loss"] < bound, case
-        assert case["gradients"] < bound, case
-        assert case["changes"] < (1e-8 if bound == 1e-10 else 1e-3), case
+    check_cases(size, "gradient_worker.py", str(tiny), num_cases=4)
 
 
 def test_a_run_over_two_processes_equals_one(tmp_path, arguments):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from banyan.log.jsonl import by_step, read
-from processes import run, torchrun
+from processes import run, small_run, torchrun
 from shell_files import write_tiny_moe
 
 pytestmark = pytest.mark.skipif(
@@ -29,29 +29,11 @@ COMPARED = (
 
 
 def arguments(tmp_path) -> list[str]:
-    (tmp_path / "reward.py").write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
-        "    return sum(letter in 'aeiou' for letter in solution_str) / max(1, len(solution_str))\n"
-    )
+    model = write_tiny_moe(tmp_path / "tiny")
     return [
-        f"actor_rollout_ref.model.path={write_tiny_moe(tmp_path / 'tiny')}",
-        "data.train_files='arithmetic:train?rows=40&seed=1'",
-        "data.train_batch_size=4",
-        "data.max_prompt_length=640",
-        "data.max_response_length=6",
-        "algorithm.adv_estimator=grpo",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "actor_rollout_ref.actor.optim.lr=1e-3",
+        *small_run(tmp_path, model, use_kl_loss="false", total_training_steps="2"),
         f"{OVERRIDE}.moe_aux_loss_coeff=0.05",
         f"{OVERRIDE}.moe_z_loss_coeff=0.01",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.rollout.dtype=float32",
-        "actor_rollout_ref.rollout.gpu_memory_utilization=0.02",
-        "actor_rollout_ref.sharing.mode=on",
-        "reward.num_workers=1",
-        f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",
-        "trainer.total_training_steps=2",
-        "trainer.logger=[console]",
     ]
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 
 import pytest
 from banyan.log.jsonl import by_step, read
-from processes import HERE, run, torchrun
+from processes import check_cases, run, small_run, torchrun
 from test_data_parallel import MAIN, numbers, samples
 
 pytestmark = pytest.mark.skipif(
@@ -39,42 +38,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def arguments(tmp_path: Path, models: Path) -> list[str]:
-    """Three steps in fp32, whose reward varies with the response."""
-    (tmp_path / "reward.py").write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
-        "    return sum(ord(letter) % 2 for letter in solution_str) / max(1, len(solution_str))\n"
-    )
-    return [
-        f"actor_rollout_ref.model.path={models / 'qwen3'}",
-        "data.train_files='arithmetic:train?rows=40&seed=1'",
-        "data.train_batch_size=4",
-        "data.max_prompt_length=640",
-        "data.max_response_length=6",
-        "algorithm.adv_estimator=grpo",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "actor_rollout_ref.actor.optim.lr=1e-3",
-        "actor_rollout_ref.actor.use_kl_loss=true",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.rollout.dtype=float32",
-        "actor_rollout_ref.rollout.gpu_memory_utilization=0.02",
-        "actor_rollout_ref.sharing.mode=on",
-        "reward.num_workers=1",
-        f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",
-        "trainer.total_training_steps=3",
-        "trainer.logger=[console]",
-    ]
+    return small_run(tmp_path, models / "qwen3")
 
 
 def check(size: int, models: Path, num_cases: int) -> None:
-    done = run(torchrun(size, str(HERE / "tensor_worker.py"), str(models), "pipeline"))
-    assert done.returncode == 0, done.stdout
-    cases = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(cases) == num_cases, done.stdout
-    for case in cases:
-        bound = 1e-10 if case["case"].startswith("fp64") else 1e-5
-        assert case["loss"] < bound, case
-        assert case["gradients"] < bound, case
-        assert case["changes"] < (1e-8 if bound == 1e-10 else 1e-3), case
+    check_cases(size, "tensor_worker.py", str(models), "pipeline", num_cases=num_cases)
 
 
 def test_gradients_and_weight_changes_equal_one_process(models):

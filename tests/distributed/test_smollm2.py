@@ -11,7 +11,7 @@ import pytest
 from banyan.bench.work import find_gsm8k
 from banyan.data import gsm8k
 from conftest import needs_smollm2
-from processes import run, torchrun
+from processes import run, small_run, torchrun
 from shell_files import write_tiny_qwen
 from test_data_parallel import MAIN, numbers, samples
 
@@ -31,30 +31,21 @@ ACTOR = "actor_rollout_ref.actor"
 
 
 def arguments(tmp_path: Path, model: Path) -> list[str]:
-    (tmp_path / "reward.py").write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
-        "    return sum(ord(letter) % 2 for letter in solution_str) / max(1, len(solution_str))\n"
-    )
     rows = gsm8k.convert(find_gsm8k(), "train")[:40]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return [
-        f"actor_rollout_ref.model.path={model}",
-        f"data.train_files={tmp_path / 'train.jsonl'}",
-        "data.train_batch_size=4",
-        "data.max_prompt_length=640",
-        "data.max_response_length=12",
-        "algorithm.adv_estimator=grpo",
-        f"{ACTOR}.ppo_mini_batch_size=2",
-        f"{ACTOR}.optim.lr=1e-5",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.rollout.dtype=float32",
-        "actor_rollout_ref.rollout.gpu_memory_utilization=0.02",
-        "actor_rollout_ref.sharing.mode=on",
-        "reward.num_workers=1",
-        f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",
-        "trainer.total_training_steps=5",
+        *small_run(
+            tmp_path,
+            model,
+            train_files=str(tmp_path / "train.jsonl"),
+            max_response_length="12",
+            lr="1e-6",
+            use_kl_loss="false",
+            total_training_steps="5",
+        ),
+        # The far tail of a vocabulary is many tokens of a millionth each: rounding moves a draw from one to the next.
+        "actor_rollout_ref.rollout.top_k=20",
         "trainer.save_freq=-1",
-        "trainer.logger=[console]",
     ]
 
 

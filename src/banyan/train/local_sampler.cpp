@@ -33,7 +33,7 @@ LocalSampler::LocalSampler(const Config& config,
   if (config.reward_model.enable) reward_model_ = std::make_unique<RewardModel>(config);
 }
 
-void LocalSampler::begin(int64_t, SamplerState from, const std::string& ahead) {
+void LocalSampler::begin(SamplerState from, const std::string& ahead) {
   unfinished_ = std::move(from.unfinished);
   if (!ahead.empty()) host_.say("the checkpoint's batch that was generated ahead is drawn again");
   generator_ = make_generator(config_, factory_, whole_ ? *whole_ : actor_);

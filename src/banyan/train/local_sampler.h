@@ -23,7 +23,7 @@ class LocalSampler final : public Sampler {
                models::CausalLM& actor,
                parallel::Fsdp* fsdp);
 
-  void begin(int64_t step, SamplerState from, const std::string& ahead) override;
+  void begin(SamplerState from, const std::string& ahead) override;
   SampledBatch batch(int64_t step) override;
   RolloutResult validation(int64_t step) override;
   SamplerState state() override;

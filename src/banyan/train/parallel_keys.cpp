@@ -1,6 +1,7 @@
 #include "banyan/train/parallel_keys.h"
 
 #include <algorithm>
+#include <string>
 
 #include "banyan/core/error.h"
 #include "banyan/parallel/tensor_parallel.h"
@@ -18,7 +19,7 @@ constexpr const char* kUlysses = "actor_rollout_ref.actor.ulysses_sequence_paral
 constexpr const char* kPipeline = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size";
 constexpr const char* kExperts = "actor_rollout_ref.actor.megatron.expert_model_parallel_size";
 
-void check_role(const char* key, int64_t size, int64_t actor) {
+void check_role(const std::string& key, int64_t size, int64_t actor) {
   BANYAN_CHECK(size == actor,
                "[config] ",
                key,
@@ -27,6 +28,51 @@ void check_role(const char* key, int64_t size, int64_t actor) {
                "), got ",
                size,
                ": the models of a run are cut alike");
+}
+
+int64_t chunks(const std::optional<int64_t>& value) { return value.value_or(1); }
+
+// Reference and critic are cut as the actor is.
+void check_roles(const Config& config) {
+  struct Size {
+    const char* name;
+    int64_t MegatronConfig::* of;
+    int64_t Config::* of_reference;
+  };
+  const MegatronConfig& actor = config.actor.megatron;
+  const MegatronConfig& critic = config.critic.megatron;
+  const std::string reference = "actor_rollout_ref.ref.megatron.";
+  for (const Size& size : {Size{"tensor_model_parallel_size",
+                                &MegatronConfig::tensor_model_parallel_size,
+                                &Config::ref_tensor_model_parallel_size},
+                           {"context_parallel_size",
+                            &MegatronConfig::context_parallel_size,
+                            &Config::ref_context_parallel_size},
+                           {"pipeline_model_parallel_size",
+                            &MegatronConfig::pipeline_model_parallel_size,
+                            &Config::ref_pipeline_model_parallel_size},
+                           {"expert_model_parallel_size",
+                            &MegatronConfig::expert_model_parallel_size,
+                            &Config::ref_expert_model_parallel_size}}) {
+    check_role(reference + size.name, config.*size.of_reference, actor.*size.of);
+    if (wants_critic(config)) {
+      check_role(std::string("critic.megatron.") + size.name, critic.*size.of, actor.*size.of);
+    }
+  }
+  const int64_t own = chunks(actor.virtual_pipeline_model_parallel_size);
+  const int64_t heads = config.actor.ulysses_sequence_parallel_size;
+  check_role(reference + "virtual_pipeline_model_parallel_size",
+             chunks(config.ref_virtual_pipeline_model_parallel_size),
+             own);
+  check_role("actor_rollout_ref.ref.ulysses_sequence_parallel_size",
+             config.ref_ulysses_sequence_parallel_size,
+             heads);
+  if (!wants_critic(config)) return;
+  check_role("critic.megatron.virtual_pipeline_model_parallel_size",
+             chunks(critic.virtual_pipeline_model_parallel_size),
+             own);
+  check_role(
+      "critic.ulysses_sequence_parallel_size", config.critic.ulysses_sequence_parallel_size, heads);
 }
 
 // Processes that compute the passes over equal samples together.
@@ -48,42 +94,6 @@ void check_context(const Config& config) {
                ", got ",
                heads,
                ": passes are shared out by tokens or by heads, not by both");
-  check_role("actor_rollout_ref.ref.megatron.context_parallel_size",
-             config.ref_context_parallel_size,
-             ranges);
-  check_role("actor_rollout_ref.ref.ulysses_sequence_parallel_size",
-             config.ref_ulysses_sequence_parallel_size,
-             heads);
-  if (wants_critic(config)) {
-    check_role("critic.megatron.context_parallel_size",
-               config.critic.megatron.context_parallel_size,
-               ranges);
-    check_role("critic.ulysses_sequence_parallel_size",
-               config.critic.ulysses_sequence_parallel_size,
-               heads);
-  }
-}
-
-void check_pipeline(const Config& config) {
-  const MegatronConfig& actor = config.actor.megatron;
-  const int64_t pipeline = actor.pipeline_model_parallel_size;
-  const auto chunks = [](const std::optional<int64_t>& value) { return value.value_or(1); };
-  const int64_t own = chunks(actor.virtual_pipeline_model_parallel_size);
-  check_role("actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
-             config.ref_pipeline_model_parallel_size,
-             pipeline);
-  check_role("actor_rollout_ref.ref.megatron.virtual_pipeline_model_parallel_size",
-             chunks(config.ref_virtual_pipeline_model_parallel_size),
-             own);
-  if (wants_critic(config)) {
-    check_role("critic.megatron.pipeline_model_parallel_size",
-               config.critic.megatron.pipeline_model_parallel_size,
-               pipeline);
-    check_role("critic.megatron.virtual_pipeline_model_parallel_size",
-               chunks(config.critic.megatron.virtual_pipeline_model_parallel_size),
-               own);
-  }
-  parallel::check_split(stage_split(config));
 }
 
 void check_experts(const Config& config) {
@@ -105,9 +115,6 @@ void check_experts(const Config& config) {
               actor.expert_tensor_parallel_size);
   check_parts("actor_rollout_ref.ref.megatron.expert_tensor_parallel_size",
               config.ref_expert_tensor_parallel_size);
-  check_role("actor_rollout_ref.ref.megatron.expert_model_parallel_size",
-             config.ref_expert_model_parallel_size,
-             actor.expert_model_parallel_size);
   BANYAN_CHECK(actor.expert_model_parallel_size == 1 || actor.pipeline_model_parallel_size == 1,
                "[config] ",
                kExperts,
@@ -121,9 +128,6 @@ void check_experts(const Config& config) {
   if (!wants_critic(config)) return;
   check_parts("critic.megatron.expert_tensor_parallel_size",
               config.critic.megatron.expert_tensor_parallel_size);
-  check_role("critic.megatron.expert_model_parallel_size",
-             config.critic.megatron.expert_model_parallel_size,
-             actor.expert_model_parallel_size);
 }
 
 }  // namespace
@@ -140,17 +144,10 @@ parallel::MeshShape mesh_shape(const Config& config) {
 
 void check_parallel(const Config& config) {
   check_context(config);
-  const int64_t tensor = config.actor.megatron.tensor_model_parallel_size;
-  check_role("actor_rollout_ref.ref.megatron.tensor_model_parallel_size",
-             config.ref_tensor_model_parallel_size,
-             tensor);
-  if (wants_critic(config)) {
-    check_role("critic.megatron.tensor_model_parallel_size",
-               config.critic.megatron.tensor_model_parallel_size,
-               tensor);
-  }
-  check_pipeline(config);
+  check_roles(config);
+  parallel::check_split(stage_split(config));
   check_experts(config);
+  const int64_t tensor = config.actor.megatron.tensor_model_parallel_size;
   const int64_t pipeline = config.actor.megatron.pipeline_model_parallel_size;
   const int64_t experts = config.actor.megatron.expert_model_parallel_size;
   if (tensor == 1 && pipeline == 1 && experts == 1) return;

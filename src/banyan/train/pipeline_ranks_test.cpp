@@ -12,6 +12,7 @@
 #include <mutex>
 
 #include "banyan/core/error.h"
+#include "banyan/parallel/pipeline_stage.h"
 #include "banyan/parallel/weight_view.h"
 #include "banyan/testing/fake_host.h"
 #include "banyan/testing/five_groups.h"
@@ -153,6 +154,12 @@ Trained three_steps(const Case& with, Groups& groups) {
   view.each([&](const auto& name, const at::Tensor& whole) {
     out.changes[name] = whole.sub(before.at(name));
   });
+  const parallel::PipelineStage* stage = model->stage();
+  if (model->shape().tied && stage && (stage->is_first_rank() || stage->is_last_rank())) {
+    const at::Tensor both =
+        groups.embedding.all_gather(model->params().at("model.embed_tokens.weight").master);
+    EXPECT_TRUE(both[0].equal(both[1])) << "the copies of a tied head are apart";
+  }
   return out;
 }
 

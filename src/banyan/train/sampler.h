@@ -33,8 +33,8 @@ class Sampler {
  public:
   virtual ~Sampler() = default;
 
-  // Before all others: goes on behind step `step`. `ahead` is what ahead() gave there.
-  virtual void begin(int64_t step, SamplerState from, const std::string& ahead) = 0;
+  // Before all others: goes on from there. `ahead` is what ahead() gave then.
+  virtual void begin(SamplerState from, const std::string& ahead) = 0;
   // The batch of a step, one after the other.
   virtual SampledBatch batch(int64_t step) = 0;
   // The validation rows, answered by the weights after `step`.

@@ -95,7 +95,7 @@ class SeparateSampler final : public Sampler {
         num_steps_(num_steps),
         batches_ahead_(batches_ahead(config)) {}
 
-  void begin(int64_t, SamplerState from, const std::string& ahead) override {
+  void begin(SamplerState from, const std::string& ahead) override {
     state_ = std::move(from);
     Begin begin = {state_.position, json_of(state_.unfinished)};
     if (!ahead.empty() && batches_ahead_ == 0) {

@@ -100,7 +100,7 @@ class Run {
     if (!state.unfinished.empty()) {
       unfinished = unfinished_from_json(state.unfinished, summary_.checkpoint);
     }
-    sampler_->begin(step_, {state.extra, std::move(unfinished)}, state.ahead);
+    sampler_->begin({state.extra, std::move(unfinished)}, state.ahead);
   }
 
   TrainSummary run() {
