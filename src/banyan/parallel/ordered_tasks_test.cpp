@@ -36,7 +36,9 @@ TEST(OrderedTasks, TheFirstErrorIsThrownAndNoTaskRunsBehindIt) {
       tasks.drain();
     };
     EXPECT_THROW(all(), std::runtime_error);
-    if (threaded) EXPECT_THROW(tasks.drain(), std::runtime_error);
+    if (threaded) {
+      EXPECT_THROW(tasks.drain(), std::runtime_error);
+    }
     EXPECT_EQ(ran, 1);
   }
 }

@@ -74,4 +74,41 @@ inline void expect_same_run(const Ended& rank,
   }
 }
 
+// Two steps in fp32 with a reference and a critic, of a random model of `architecture`, into "one".
+inline Config layout_config(const ScratchDir& scratch, const std::string& architecture) {
+  Config config = tiny_config(write_tiny_model(scratch, 1, architecture), scratch / "one");
+  config.rollout.dtype = "float32";
+  config.actor.use_kl_loss = true;
+  config.algorithm.adv_estimator = "gae";
+  config.actor.ppo_mini_batch_size = 2;
+  config.actor.optim.lr = config.critic.optim.lr = 1e-3;
+  config.trainer.total_training_steps = 2;
+  config.trainer.test_freq = 2;
+  return config;
+}
+
+// One more step from the checkpoint `from` that moves no weight, over `size` processes under the
+// keys of `config`: the path of what it saved.
+inline std::string saved_again(
+    int64_t size, Config config, const std::string& from, int64_t step, const ScratchDir& scratch) {
+  config.actor.optim.lr = config.critic.optim.lr = 0.0;
+  config.trainer.total_training_steps = step;
+  config.trainer.resume_mode = "resume_path";
+  config.trainer.resume_from_path = from;
+  config.trainer.default_local_dir = scratch / ("again" + std::to_string(step));
+  run_layout(size, config);
+  return config.trainer.default_local_dir + "/global_step_" + std::to_string(step);
+}
+
+// What check_parallel says of the keys, and then of one process under them; "": nothing.
+inline std::string parallel_refusal(const Config& config) {
+  try {
+    train::check_parallel(config);
+    train::check_parallel(config, parallel::Groups());
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
 }  // namespace banyan::testing

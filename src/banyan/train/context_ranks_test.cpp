@@ -13,10 +13,8 @@
 #include <vector>
 
 #include "banyan/parallel/weight_view.h"
-#include "banyan/testing/five_groups.h"
-#include "banyan/testing/thread_transport.h"
+#include "banyan/testing/layout_run.h"
 #include "banyan/train/critic.h"
-#include "banyan/train/parallel_keys.h"
 #include "banyan/train/sharded_model.h"
 #include "banyan/train/update.h"
 
@@ -396,13 +394,7 @@ TEST(ContextRanks, KeysThatDoNotGoTogetherAreRefused) {
   const auto refusal = [](const std::function<void(Config&)>& change) {
     Config config = testing::tiny_config("", "");
     change(config);
-    try {
-      check_parallel(config);
-      check_parallel(config, Groups());
-    } catch (const std::exception& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    return testing::parallel_refusal(config);
   };
   EXPECT_EQ(refusal([](Config&) {}), "");
   const auto expect = [&](const std::function<void(Config&)>& change, const std::string& text) {

@@ -30,18 +30,9 @@ void set_sizes(const Sizes& sizes, Config& config) {
   config.ref_context_parallel_size = sizes.context;
 }
 
-// With a reference, a critic and the routers' losses.
 Config config_of(const ScratchDir& scratch) {
-  Config config = testing::tiny_config(
-      testing::write_tiny_model(scratch, 1, testing::tiny_moe_config_json()), scratch / "one");
-  config.rollout.dtype = "float32";
-  config.actor.use_kl_loss = true;
-  config.algorithm.adv_estimator = "gae";
-  config.actor.ppo_mini_batch_size = 2;
-  config.actor.optim.lr = config.critic.optim.lr = 1e-3;
+  Config config = testing::layout_config(scratch, testing::tiny_moe_config_json());
   config.actor.router.moe_aux_loss_coeff = 0.01;
-  config.trainer.total_training_steps = 2;
-  config.trainer.test_freq = 2;
   return config;
 }
 
@@ -79,13 +70,7 @@ TEST(ExpertRun, EqualsThatOfOneProcessAndResumesUnderAnyLayout) {
                              Sizes{.processes = 3, .experts = 3}}) {
     Config other = config;
     set_sizes(sizes, other);
-    other.actor.optim.lr = other.critic.optim.lr = 0.0;
-    other.trainer.total_training_steps = ++step;
-    other.trainer.resume_mode = "resume_path";
-    other.trainer.resume_from_path = from;
-    other.trainer.default_local_dir = scratch / ("again" + std::to_string(step));
-    run_layout(sizes.processes, other);
-    from = other.trainer.default_local_dir + "/global_step_" + std::to_string(step);
+    from = testing::saved_again(sizes.processes, other, from, ++step, scratch);
     const auto loaded = testing::masters(from);
     for (const auto& [name, master] : saved) {
       EXPECT_TRUE(loaded.at(name).equal(master)) << name << " in " << from;

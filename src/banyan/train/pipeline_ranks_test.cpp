@@ -2,7 +2,6 @@
 // threads here; tests/distributed runs the same over processes.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/full_like.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,30 +14,30 @@
 #include "banyan/parallel/pipeline_stage.h"
 #include "banyan/parallel/weight_view.h"
 #include "banyan/testing/fake_host.h"
-#include "banyan/testing/five_groups.h"
 #include "banyan/testing/random_trie.h"
 #include "banyan/testing/thread_transport.h"
+#include "banyan/testing/three_steps.h"
 #include "banyan/testing/tiny_run.h"
 #include "banyan/testing/walk_run.h"
-#include "banyan/train/apply_gradients.h"
 #include "banyan/train/critic.h"
 #include "banyan/train/parallel_keys.h"
 #include "banyan/train/spread.h"
 #include "banyan/train/trainer.h"
-#include "banyan/train/update.h"
 
 namespace banyan::train {
 namespace {
 
 using banyan::testing::all_of;
+using banyan::testing::expect_near;
 using banyan::testing::FakeHost;
+using banyan::testing::Named;
 using banyan::testing::relative;
 using banyan::testing::ScratchDir;
 using banyan::testing::tiny_prompts;
+using banyan::testing::Trained;
 using parallel::Groups;
 using parallel::MeshShape;
 using parallel::StageSplit;
-using Named = std::map<std::string, at::Tensor>;
 
 std::string sizes(const std::string& rest) {
   return R"({"hidden_size": 32, "num_hidden_layers": 4, "rms_norm_eps": 1e-5,
@@ -52,15 +51,6 @@ std::string untied() { return sizes(R"("model_type": "qwen2", "vocab_size": 97)"
 std::string tied() {
   return sizes(
       R"("model_type": "qwen3", "vocab_size": 96, "head_dim": 8, "tie_word_embeddings": true)");
-}
-
-Batch batch_of_five() {
-  Batch batch = testing::batch_of_five();
-  for (const at::Tensor& advantage : batch.advantage) {  // for a critic
-    batch.value.push_back(at::full_like(advantage, 0.1));
-    batch.returns.push_back(advantage);
-  }
-  return batch;
 }
 
 // Experts behind a dense layer, and auxiliary losses.
@@ -90,12 +80,6 @@ Case with_stages(Case with, int64_t ranks, std::optional<int64_t> chunks = {}) {
   return with;
 }
 
-struct Trained {
-  UpdateResult first;  // of the first update
-  Named gradients;     // whole
-  Named changes;       // of the weights over three steps
-};
-
 models::LoadOptions load_options(const Case& with, Groups& groups) {
   models::LoadOptions options{{.dtype = with.dtype}, true};
   set_cut(with.sequence, groups, options);
@@ -112,20 +96,9 @@ Config small_blocks(const Case& with) {
   config.actor.entropy_coeff = 0.01;
   config.actor.optim.clip_grad = 0.5;
   config.actor.optim.weight_decay = 0.01;
-  config.actor.router = {.moe_aux_loss_coeff = 0.02, .moe_z_loss_coeff = 0.001};
+  config.actor.router = {
+      .moe_aux_loss_coeff = 0.02, .moe_z_loss_coeff = 0.001, .moe_router_dtype = {}};
   return config;
-}
-
-void keep(Named& into, const std::string& name, const at::Tensor& whole) {
-  into[name] = whole.clone();
-}
-
-Named whole_gradients(models::CausalLM& model, const parallel::WeightView& view) {
-  std::vector<at::Tensor> own;
-  for (const Param& param : model.params().params()) own.push_back(param.grad);
-  Named out;
-  view.each_of(own, [&](const auto& name, const at::Tensor& whole) { keep(out, name, whole); });
-  return out;
 }
 
 Trained three_steps(const Case& with, Groups& groups) {
@@ -133,27 +106,9 @@ Trained three_steps(const Case& with, Groups& groups) {
   const Config config = small_blocks(with);
   const auto model = models::random_model(with.model, 3, load_options(with, groups));
   model->set_recompute(with.recompute);
-  optim::AdamW optimizer(model->params(),
-                         adamw_options(config.actor.optim),
-                         with.shard ? &groups.data : nullptr,
-                         &groups.model);
-  const Batch batch = batch_of_five();
   Layout layout{with.share, {}};
   set_ranks(config, groups, layout);
-  const parallel::WeightView view(model->params(), groups);
-  Trained out;
-  Named before;
-  view.each([&](const auto& name, const at::Tensor& whole) { keep(before, name, whole); });
-  for (int step = 0; step < 3; ++step) {
-    UpdateResult result =
-        update(config, batch, all_of(batch), layout, /*verify=*/false, 1e-3, *model, optimizer);
-    if (step > 0) continue;
-    out.first = std::move(result);
-    out.gradients = whole_gradients(*model, view);
-  }
-  view.each([&](const auto& name, const at::Tensor& whole) {
-    out.changes[name] = whole.sub(before.at(name));
-  });
+  Trained out = testing::three_steps(config, *model, layout, with.shard, groups);
   const parallel::PipelineStage* stage = model->stage();
   if (model->shape().tied && stage && (stage->is_first_rank() || stage->is_last_rank())) {
     const at::Tensor both =
@@ -170,13 +125,6 @@ Trained alone(Case with) {
   return three_steps(with, groups);
 }
 
-void expect_near(const Named& a, const Named& b, double bound, const std::string& what) {
-  ASSERT_EQ(a.size(), b.size());
-  for (const auto& [name, tensor] : b) {
-    EXPECT_LE(relative(a.at(name), tensor), bound) << what << " " << name;
-  }
-}
-
 MeshShape mesh_of(const Case& with, int64_t tensor = 1) {
   return {.tp = tensor,
           .cp = std::max(with.ranges, with.heads),
@@ -188,22 +136,8 @@ void expect_equals_one(const Case& with,
                        int64_t size,
                        const Trained& one,
                        const std::string& what) {
-  const bool wide = with.dtype == at::kDouble;
-  const double bound = wide ? 1e-10 : 1e-5;
   testing::run_mesh(size, mesh, [&](Groups& groups) {
-    const Trained mine = three_steps(with, groups);
-    EXPECT_LE(std::abs(mine.first.loss.loss - one.first.loss.loss), bound) << what;
-    EXPECT_LE(std::abs(mine.first.grad_norm / one.first.grad_norm - 1.0), bound) << what;
-    EXPECT_EQ(mine.first.logical_tokens, one.first.logical_tokens) << what;
-    if (one.first.routers) {
-      EXPECT_NEAR(mine.first.routers->loss, one.first.routers->loss, bound) << what;
-      EXPECT_NEAR(mine.first.routers->max_load, one.first.routers->max_load, bound) << what;
-    }
-    if (!with.shard) expect_near(mine.gradients, one.gradients, bound, what + " gradient");
-    expect_near(mine.changes, one.changes, wide ? 1e-8 : 1e-3, what + " change");
-    for (size_t k = 0; k < one.first.log_prob.size(); ++k) {
-      EXPECT_LE(relative(mine.first.log_prob[k], one.first.log_prob[k]), bound) << what;
-    }
+    testing::expect_same_training(three_steps(with, groups), one, with.dtype, with.shard, what);
   });
 }
 
@@ -381,7 +315,7 @@ TEST(PipelineRanks, LossesOfTheWholeMiniBatch) {
 TEST(PipelineRanks, ScoresAreThoseOfOneProcess) {
   for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16}) {
     const Case with{.model = tied(), .dtype = dtype};
-    const Batch batch = batch_of_five();
+    const Batch batch = testing::batch_with_values();
     const HeadSpec head{.temperature = 0.7, .with_entropy = true, .with_sum_squares = true};
     trie::PlanOptions options;
     options.max_tokens_per_block = 24;
@@ -410,7 +344,7 @@ TEST(PipelineRanks, ScoresAreThoseOfOneProcess) {
 }
 
 TEST(PipelineRanks, ACriticEqualsOneProcess) {
-  const Batch batch = batch_of_five();
+  const Batch batch = testing::batch_with_values();
   const auto gradients = [&](const Case& with, Groups& groups) {
     at::set_num_threads(1);
     models::LoadOptions options = load_options(with, groups);
@@ -422,7 +356,7 @@ TEST(PipelineRanks, ACriticEqualsOneProcess) {
         small_blocks(with), batch, all_of(batch).samples, layout, *model);
     EXPECT_GT(update.num_tokens, 0.0);
     EXPECT_NE(update.loss, 0.0);
-    return whole_gradients(*model, parallel::WeightView(model->params(), groups));
+    return testing::whole_gradients(*model, parallel::WeightView(model->params(), groups));
   };
   const Case with{.model = tied()};
   Groups one_process;
@@ -454,7 +388,7 @@ TEST(PipelineRanks, BytesSentAreThoseOfTheFormulas) {
   for (const auto& [ranks, chunks] : {std::pair<int64_t, int64_t>{2, 1}, {4, 1}, {2, 2}}) {
     const Case with = with_stages({.model = untied()}, ranks, chunks);
     const Config config = small_blocks(with);
-    const Batch batch = batch_of_five();
+    const Batch batch = testing::batch_with_values();
     testing::run_mesh(ranks, mesh_of(with), [&](Groups& groups) {
       at::set_num_threads(1);
       const auto model = models::random_model(with.model, 3, load_options(with, groups));

@@ -42,18 +42,8 @@ std::string four_layers() {
   return config;
 }
 
-// With a reference and a critic.
 Config config_of(const ScratchDir& scratch) {
-  Config config =
-      testing::tiny_config(testing::write_tiny_model(scratch, 1, four_layers()), scratch / "one");
-  config.rollout.dtype = "float32";
-  config.actor.use_kl_loss = true;
-  config.algorithm.adv_estimator = "gae";
-  config.actor.ppo_mini_batch_size = 2;
-  config.actor.optim.lr = config.critic.optim.lr = 1e-3;
-  config.trainer.total_training_steps = 2;
-  config.trainer.test_freq = 2;
-  return config;
+  return testing::layout_config(scratch, four_layers());
 }
 
 }  // namespace
@@ -85,13 +75,7 @@ TEST(PipelineRun, EqualsThatOfOneProcessAndResumesUnderAnyLayout) {
                              Sizes{.processes = 4, .stages = 4}}) {
     Config other = config;
     set_sizes(sizes, other);
-    other.actor.optim.lr = other.critic.optim.lr = 0.0;
-    other.trainer.total_training_steps = ++step;
-    other.trainer.resume_mode = "resume_path";
-    other.trainer.resume_from_path = from;
-    other.trainer.default_local_dir = scratch / ("again" + std::to_string(step));
-    run_layout(sizes.processes, other);
-    from = other.trainer.default_local_dir + "/global_step_" + std::to_string(step);
+    from = testing::saved_again(sizes.processes, other, from, ++step, scratch);
     for (const std::string folder : {"", "/critic"}) {
       const auto loaded = testing::masters(from + folder);
       for (const auto& [name, master] :
@@ -135,7 +119,9 @@ TEST(PipelineRun, MomentsComeBackUnderAnyLayout) {
     for (const auto& [name, entry] : moments.entries()) {
       const at::Tensor wanted = moments.read(name);
       EXPECT_TRUE(again.read(name).equal(wanted)) << name << " in " << to;
-      if (name.starts_with("v.")) EXPECT_GT(wanted.sum().item<double>(), 0.0) << name;
+      if (name.starts_with("v.")) {
+        EXPECT_GT(wanted.sum().item<double>(), 0.0) << name;
+      }
     }
   }
 }
@@ -145,13 +131,7 @@ TEST(PipelineRun, KeysThatDoNotGoTogetherAreRefused) {
     Config config = testing::tiny_config("", "");
     set_sizes({.stages = 2}, config);
     change(config);
-    try {
-      check_parallel(config);
-      check_parallel(config, Groups());
-    } catch (const std::exception& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    return testing::parallel_refusal(config);
   };
   const auto expect_refused = [&](const std::string& text,
                                   const std::function<void(Config&)>& change) {

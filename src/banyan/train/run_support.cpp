@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <optional>
@@ -84,6 +85,11 @@ trie::CostModel calibrated_cost(models::CausalLM& model,
   return broadcast(kept.value_or(cost), ranks);
 }
 
+int64_t most(int64_t value, parallel::Collectives& ranks) {
+  const std::vector<double> all = ranks.all_gather_number(static_cast<double>(value));
+  return static_cast<int64_t>(*std::max_element(all.begin(), all.end()));
+}
+
 int64_t free_bytes_of_rank(at::Device device, int64_t num_processes) {
   const int64_t bytes = free_memory_bytes(device);
   return device.is_cpu() ? bytes / num_processes : bytes;
@@ -98,16 +104,9 @@ int64_t chosen_token_budget(const std::string& directory,
                             parallel::Collectives& ranks) {
   // Stages have different layers and parameters: the one with least room decides.
   MemoryLeft with_head = left;
-  int64_t most_bytes = 0;
-  for (const double bytes : ranks.all_gather_number(static_cast<double>(bytes_per_token(model)))) {
-    most_bytes = std::max(most_bytes, static_cast<int64_t>(bytes));
-  }
-  for (const double bytes : ranks.all_gather_number(static_cast<double>(left.free_bytes))) {
-    with_head.free_bytes = std::min(with_head.free_bytes, static_cast<int64_t>(bytes));
-  }
-  for (const double bytes : ranks.all_gather_number(static_cast<double>(left.reserved_bytes))) {
-    with_head.reserved_bytes = std::max(with_head.reserved_bytes, static_cast<int64_t>(bytes));
-  }
+  const int64_t most_bytes = most(bytes_per_token(model), ranks);
+  with_head.free_bytes = -most(-left.free_bytes, ranks);
+  with_head.reserved_bytes = most(left.reserved_bytes, ranks);
   if (model.head_kind() == models::HeadKind::kVocabulary) {
     with_head.reserved_bytes += ops::HeadMemory::kBytes;
   }

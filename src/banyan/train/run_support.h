@@ -37,6 +37,9 @@ trie::CostModel calibrated_cost(models::CausalLM& model,
                                 const std::string& directory,
                                 parallel::Collectives& ranks);
 
+// Of the rank that has most.
+int64_t most(int64_t value, parallel::Collectives& ranks);
+
 // What one of the processes of a run may take of the free memory. Those of a machine share its
 // memory; those of other machines are counted too, which errs on the safe side.
 int64_t free_bytes_of_rank(at::Device device, int64_t num_processes);

@@ -1,13 +1,12 @@
 #include "banyan/train/step.h"
 
-#include <algorithm>
-
 #include "banyan/core/memory.h"
 #include "banyan/core/profile.h"
 #include "banyan/feature/running.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/correction.h"
 #include "banyan/train/parallel_keys.h"
+#include "banyan/train/run_support.h"
 #include "banyan/train/spread.h"
 #include "banyan/train/trainer_mode.h"
 
@@ -49,12 +48,6 @@ void set_old_log_prob(const Config& config,
   if (!bypass) batch.old_log_prob = std::move(scores.value);
   batch.old_entropy = std::move(scores.entropy);
   batch.sum_squares = std::move(scores.sum_squares);
-}
-
-// Of the rank that has most.
-int64_t most(int64_t value, parallel::Collectives& ranks) {
-  const std::vector<double> all = ranks.all_gather_number(static_cast<double>(value));
-  return static_cast<int64_t>(*std::max_element(all.begin(), all.end()));
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // Tensor parallel: ranks that hold a part of every layer give what one process gives. The ranks are
 // threads here; tests/distributed runs the same over processes.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/full_like.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,19 +13,20 @@
 #include "banyan/core/error.h"
 #include "banyan/parallel/weight_view.h"
 #include "banyan/testing/layout_run.h"
-#include "banyan/train/apply_gradients.h"
+#include "banyan/testing/three_steps.h"
 #include "banyan/train/critic.h"
-#include "banyan/train/update.h"
 
 namespace banyan::train {
 namespace {
 
 using banyan::testing::all_of;
+using banyan::testing::expect_near;
+using banyan::testing::Named;
 using banyan::testing::relative;
 using banyan::testing::ScratchDir;
+using banyan::testing::Trained;
 using parallel::Groups;
 using parallel::MeshShape;
-using Named = std::map<std::string, at::Tensor>;
 
 std::string sizes(const std::string& rest) {
   return R"({"hidden_size": 48, "num_hidden_layers": 2, "rms_norm_eps": 1e-5,
@@ -48,15 +48,6 @@ std::vector<std::pair<std::string, std::string>> shapes() {
   };
 }
 
-Batch batch_of_five() {
-  Batch batch = testing::batch_of_five();
-  for (const at::Tensor& advantage : batch.advantage) {  // for a critic
-    batch.value.push_back(at::full_like(advantage, 0.1));
-    batch.returns.push_back(advantage);
-  }
-  return batch;
-}
-
 struct Case {
   std::string model;
   at::ScalarType dtype = at::kDouble;
@@ -64,12 +55,6 @@ struct Case {
   bool sequence = false;
   bool shard = false;  // moments are shared out over the data-parallel ranks
   nn::Recompute recompute = {};
-};
-
-struct Trained {
-  UpdateResult first;  // of the first update
-  Named gradients;     // whole
-  Named changes;       // of the weights over three steps
 };
 
 models::LoadOptions load_options(const Case& with, Groups& groups) {
@@ -86,40 +71,12 @@ Config small_blocks() {
   return config;
 }
 
-void keep(Named& into, const std::string& name, const at::Tensor& whole) {
-  into[name] = whole.clone();
-}
-
 Trained three_steps(const Case& with, Groups& groups) {
-  const Config config = small_blocks();
   const auto model = models::random_model(with.model, 3, load_options(with, groups));
   model->set_recompute(with.recompute);
-  optim::AdamW optimizer(model->params(),
-                         adamw_options(config.actor.optim),
-                         with.shard ? &groups.data : nullptr,
-                         &groups.model);
-  const Batch batch = batch_of_five();
   Layout layout{with.share, {}};
   layout.ranks = &groups.data;
-  const parallel::WeightView view(model->params(), groups);
-  Trained out;
-  Named before;
-  view.each([&](const auto& name, const at::Tensor& whole) { keep(before, name, whole); });
-  for (int step = 0; step < 3; ++step) {
-    UpdateResult result =
-        update(config, batch, all_of(batch), layout, /*verify=*/false, 1e-3, *model, optimizer);
-    if (step > 0) continue;
-    out.first = std::move(result);
-    std::vector<at::Tensor> gradients;
-    for (const Param& param : model->params().params()) gradients.push_back(param.grad);
-    view.each_of(gradients, [&](const auto& name, const at::Tensor& whole) {
-      keep(out.gradients, name, whole);
-    });
-  }
-  view.each([&](const auto& name, const at::Tensor& whole) {
-    out.changes[name] = whole.sub(before.at(name));
-  });
-  return out;
+  return testing::three_steps(small_blocks(), *model, layout, with.shard, groups);
 }
 
 Trained alone(const Case& with) {
@@ -127,30 +84,13 @@ Trained alone(const Case& with) {
   return three_steps(with, groups);
 }
 
-void expect_near(const Named& a, const Named& b, double bound, const std::string& what) {
-  ASSERT_EQ(a.size(), b.size());
-  for (const auto& [name, tensor] : b) {
-    EXPECT_LE(relative(a.at(name), tensor), bound) << what << " " << name;
-  }
-}
-
 void expect_equals_one(const Case& with,
                        const MeshShape& mesh,
                        int64_t size,
                        const Trained& one,
                        const std::string& what) {
-  const bool wide = with.dtype == at::kDouble;
-  const double bound = wide ? 1e-10 : 1e-5;
   testing::run_mesh(size, mesh, [&](Groups& groups) {
-    const Trained mine = three_steps(with, groups);
-    EXPECT_LE(std::abs(mine.first.loss.loss - one.first.loss.loss), bound) << what;
-    EXPECT_LE(std::abs(mine.first.grad_norm / one.first.grad_norm - 1.0), bound) << what;
-    EXPECT_EQ(mine.first.logical_tokens, one.first.logical_tokens) << what;
-    if (!with.shard) expect_near(mine.gradients, one.gradients, bound, what + " gradient");
-    expect_near(mine.changes, one.changes, wide ? 1e-8 : 1e-3, what + " change");
-    for (size_t k = 0; k < one.first.log_prob.size(); ++k) {
-      EXPECT_LE(relative(mine.first.log_prob[k], one.first.log_prob[k]), bound) << what;
-    }
+    testing::expect_same_training(three_steps(with, groups), one, with.dtype, with.shard, what);
   });
 }
 
@@ -245,7 +185,7 @@ TEST(TensorRanks, TwoRunsHaveTheSameBitsAndSequenceParallelHasThoseWithoutIt) {
 
 TEST(TensorRanks, ACriticEqualsOneProcess) {
   const Config config = small_blocks();
-  const Batch batch = batch_of_five();
+  const Batch batch = testing::batch_with_values();
   const auto gradients = [&](Groups& groups, bool sequence) {
     Case with{.model = shapes()[1].second, .sequence = sequence};
     models::LoadOptions options = load_options(with, groups);
@@ -256,12 +196,7 @@ TEST(TensorRanks, ACriticEqualsOneProcess) {
     const CriticUpdate update =
         accumulate_value_gradients(config, batch, all_of(batch).samples, layout, *model);
     EXPECT_GT(update.num_tokens, 0.0);
-    std::vector<at::Tensor> own;
-    for (const Param& param : model->params().params()) own.push_back(param.grad);
-    Named out;
-    parallel::WeightView(model->params(), groups)
-        .each_of(own, [&](const auto& name, const at::Tensor& whole) { keep(out, name, whole); });
-    return out;
+    return testing::whole_gradients(*model, parallel::WeightView(model->params(), groups));
   };
   Groups one_process;
   const Named one = gradients(one_process, false);
@@ -276,7 +211,7 @@ TEST(TensorRanks, ACriticEqualsOneProcess) {
 TEST(TensorRanks, BytesSentAreThoseOfTheFormulas) {
   Config config = small_blocks();
   config.actor.ppo_max_token_len_per_gpu = 4096;
-  const Batch batch = batch_of_five();
+  const Batch batch = testing::batch_with_values();
   for (const int64_t n : {2, 4}) {
     for (const bool sequence : {false, true}) {
       testing::run_mesh(n, {.tp = n}, [&](Groups& groups) {
@@ -392,13 +327,7 @@ TEST(TensorRanks, KeysThatDoNotGoTogetherAreRefused) {
     config.actor.megatron.tensor_model_parallel_size = 2;
     config.ref_tensor_model_parallel_size = 2;
     change(config);
-    try {
-      check_parallel(config);
-      check_parallel(config, Groups());
-    } catch (const std::exception& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    return testing::parallel_refusal(config);
   };
   EXPECT_NE(refusal([](Config& config) { config.ref_tensor_model_parallel_size = 1; })
                 .find("actor_rollout_ref.ref.megatron.tensor_model_parallel_size: wanted the "
