@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 MAIN = ("-m", "banyan.trainer.main_ppo")
 OVERRIDE = "actor_rollout_ref.actor.megatron.override_transformer_config"
+STAGES = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size"
 EXPERTS = "actor_rollout_ref.actor.megatron.expert_model_parallel_size"
 COMPARED = (
     "actor/loss",
@@ -28,8 +29,8 @@ COMPARED = (
 )
 
 
-def arguments(tmp_path) -> list[str]:
-    model = write_tiny_moe(tmp_path / "tiny")
+def arguments(tmp_path, num_layers: int = 2) -> list[str]:
+    model = write_tiny_moe(tmp_path / "tiny", num_layers)
     return [
         *small_run(tmp_path, model, use_kl_loss="false", total_training_steps="2"),
         f"{OVERRIDE}.moe_aux_loss_coeff=0.05",
@@ -37,26 +38,38 @@ def arguments(tmp_path) -> list[str]:
     ]
 
 
-def test_a_run_over_two_processes_equals_one(tmp_path):
-    (tmp_path / "tiny").mkdir()
-    given = arguments(tmp_path)
-    commands = {
-        "one": [sys.executable, *MAIN, *given],
-        "data": torchrun(2, *MAIN, *given),
-        "fsdp": torchrun(2, *MAIN, *given, "actor_rollout_ref.actor.strategy=fsdp"),
-        "dealt": torchrun(2, *MAIN, *given, f"{EXPERTS}=2"),
-    }
+def check(tmp_path, given: list[str], commands: dict[str, list[str]]) -> None:
+    """Two steps under each command are those of one process; `dealt` exchanges rows of experts."""
     found = {}
-    for name, command in commands.items():
+    for name, command in {"one": [sys.executable, *MAIN, *given], **commands}.items():
         done = run([*command, f"trainer.default_local_dir={tmp_path / name}"])
         assert done.returncode == 0, done.stdout
         found[name] = by_step(read(tmp_path / name / "metrics.jsonl"))
     for step in (1, 2):
         for metric in COMPARED:
             wanted = found["one"][step][metric]
-            for name in ("data", "fsdp", "dealt"):
+            for name in commands:
                 got = found[name][step][metric]
                 assert got == pytest.approx(wanted, rel=1e-3, abs=1e-5), (name, step, metric)
         assert found["one"][step]["actor/grad_norm"] > 0
         assert found["one"][step]["actor/moe_aux_loss"] > 0
         assert found["dealt"][step]["comm/ep/all_to_all_bytes"] > 0
+
+
+def test_a_run_over_two_processes_equals_one(tmp_path):
+    (tmp_path / "tiny").mkdir()
+    given = arguments(tmp_path)
+    commands = {
+        "data": torchrun(2, *MAIN, *given),
+        "fsdp": torchrun(2, *MAIN, *given, "actor_rollout_ref.actor.strategy=fsdp"),
+        "dealt": torchrun(2, *MAIN, *given, f"{EXPERTS}=2"),
+    }
+    check(tmp_path, given, commands)
+
+
+@pytest.mark.slow
+def test_a_run_over_two_pipelines_that_share_experts_equals_one(tmp_path):
+    (tmp_path / "tiny").mkdir()
+    given = arguments(tmp_path, num_layers=4)
+    dealt = torchrun(4, *MAIN, *given, f"{EXPERTS}=2", f"{STAGES}=2")
+    check(tmp_path, given, {"dealt": dealt})

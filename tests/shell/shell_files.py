@@ -71,8 +71,8 @@ def write_tiny_llama(directory: Path) -> Path:
     return directory
 
 
-def write_tiny_moe(directory: Path) -> Path:
-    """A random Qwen3-MoE of a dense layer and one with experts, likewise."""
+def write_tiny_moe(directory: Path, num_hidden_layers: int = 2) -> Path:
+    """A random Qwen3-MoE of a dense layer and others with experts, likewise."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -82,7 +82,7 @@ def write_tiny_moe(directory: Path) -> Path:
         vocab_size=288,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=num_hidden_layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=16,

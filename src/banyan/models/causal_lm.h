@@ -118,7 +118,7 @@ class CausalLM {
   // Ranks that share the experts of this model, each of which takes part in every pass; null: all
   // of it is here. `idle` is a pass of others, for which this rank has no block.
   virtual parallel::Collectives* expert_ranks() const { return nullptr; }
-  virtual void idle(Pass /*pass*/) {}
+  virtual void idle(Pass /*pass*/, int64_t /*chunk*/) {}
 
   // One pass of the rollout: writes the keys and values of the batch's tokens into the pool and
   // returns the hidden rows [num_wanted, E] that are wanted, after the final norm. The bits of

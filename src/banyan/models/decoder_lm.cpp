@@ -46,12 +46,6 @@ std::unique_ptr<parallel::TensorParallel> cut_of(const nn::DecoderOptions& shape
 std::unique_ptr<parallel::PipelineStage> stage_of(const nn::DecoderOptions& shape,
                                                   const LoadOptions& options) {
   if (parallel::is_alone(options.pipeline)) return nullptr;
-  BANYAN_CHECK(parallel::is_alone(shape.moe.ranks),
-               "[parallel] expert_model_parallel_size: wanted 1 with a "
-               "pipeline_model_parallel_size of ",
-               options.pipeline->size(),
-               ", got ",
-               shape.moe.ranks->size());
   BANYAN_ASSERT(options.embedding != nullptr, "stages without the group of first and last");
   return std::make_unique<parallel::PipelineStage>(
       *options.pipeline, *options.embedding, shape.layers, options.split);

@@ -38,7 +38,7 @@ class DecoderLM final : public CausalLM {
   }
   void set_router_scope(nn::RouterScope* routers) override { decoder_->set_router_scope(routers); }
   parallel::Collectives* expert_ranks() const override { return expert_ranks_; }
-  void idle(Pass pass) override { decoder_->idle(pass); }
+  void idle(Pass pass, int64_t chunk) override { decoder_->idle(pass, chunk); }
   nn::ActivationBytes activation_bytes() const override { return decoder_->activation_bytes(); }
   at::Tensor infer(ops::KvPool& pool, const ops::PagedBatch& batch) override;
   void backward(std::unique_ptr<Saved> saved,

@@ -251,17 +251,19 @@ at::Tensor Decoder::backward(Saved saved,
   return {};
 }
 
-void Decoder::idle(Pass pass) {
-  const auto num_layers = static_cast<int64_t>(layers_.size());
+void Decoder::idle(Pass pass, int64_t which) {
+  const Chunk& chunk = chunks_.at(which);
+  const auto num_layers = static_cast<int64_t>(chunk.count);
+  const auto forward = [&](int64_t i) { layer(chunk, i).mlp->idle_forward(); };
   if (pass == Pass::kForward) {
-    for (const auto& layer : layers_) layer->mlp->idle_forward();
+    for (int64_t i = 0; i < num_layers; ++i) forward(i);
     return;
   }
   for (int64_t i = num_layers; i-- > 0;) {
     const int64_t unit = recompute_.unit_of(i);
     const bool is_last = i + 1 == num_layers || recompute_.unit_of(i + 1) != unit;
-    for (int64_t k = unit; unit >= 0 && is_last && k < i; ++k) layers_[k]->mlp->idle_forward();
-    layers_[i]->mlp->idle_backward();
+    for (int64_t k = unit; unit >= 0 && is_last && k < i; ++k) forward(k);
+    layer(chunk, i).mlp->idle_backward();
   }
 }
 

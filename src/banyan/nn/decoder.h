@@ -87,9 +87,10 @@ class Decoder {
                       AttentionContext& attention,
                       int64_t chunk = 0);
 
-  // A pass of the ranks that share the experts, while this one has no block for it: takes part in
-  // what they exchange. A backward has the forwards in it that set_recompute asks for.
-  void idle(Pass pass);
+  // A pass of the ranks that share the experts, through a chunk, while this one has no block for
+  // it: takes part in what they exchange. A backward has the forwards in it that set_recompute asks
+  // for.
+  void idle(Pass pass, int64_t chunk);
 
   // The vocabulary head, or the value head; asking for the one that is not there is a bug.
   Weight& head();

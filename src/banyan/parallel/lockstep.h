@@ -1,34 +1,28 @@
 // Ranks that run every pass together, though each has blocks of its own: they agree on one order of
-// passes (pass_order.h), and a rank idles through those that are not its own. Where weights are
-// gathered pass by pass, parallel/fsdp.h does this itself.
+// passes (pass_order.h), and a rank idles through those that are not its own. As the order is
+// agreed on before a pass, what follows from it, such as the schedule of a pipeline, is alike on
+// all of them. Where weights are gathered pass by pass, parallel/fsdp.h does this itself.
 #pragma once
 
-#include <functional>
 #include <string>
+#include <vector>
 
-#include "banyan/core/param_keeper.h"
 #include "banyan/parallel/collectives.h"
+#include "banyan/trie/plan.h"
 
 namespace banyan::parallel {
 
-class Lockstep {
- public:
-  // `idle` takes this rank's part in a pass of others. `ranks` is borrowed.
-  Lockstep(Collectives& ranks, std::function<void(Pass)> idle)
-      : ranks_(ranks), idle_(std::move(idle)) {}
+// In place of a block: a pass of others.
+inline constexpr int32_t kIdle = -1;
 
-  // (all) What this rank is about to do, 'F' and 'B'; it may be nothing.
-  void start(const std::string& passes);
-  // Before each of these: the passes of others that come first.
-  void begin(Pass pass);
-  // Those that only others have left.
-  void finish();
+// Letters of pass_order.h. Losses have none, and a recompute stands in front of its backward.
+std::string passes_of(const std::vector<trie::Entry>& entries);
 
- private:
-  Collectives& ranks_;
-  std::function<void(Pass)> idle_;
-  std::string agreed_;
-  size_t next_ = 0;
-};
+// `entries` in the common order of their passes and others': idle ones stand between them.
+std::vector<trie::Entry> padded(const std::vector<trie::Entry>& entries, const std::string& order);
+
+// (all) The entries of this rank, which may be none, padded: as many forwards, recomputes and
+// backwards in the same order as on every other rank. Sends (n - 1) bytes a pass.
+std::vector<trie::Entry> in_lockstep(const std::vector<trie::Entry>& entries, Collectives& ranks);
 
 }  // namespace banyan::parallel

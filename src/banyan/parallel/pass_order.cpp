@@ -14,11 +14,16 @@ std::string common_order(const std::vector<std::string>& passes) {
       left = passes[rank].size() - at[rank];
     }
     if (left == 0) return order;
-    const char next = passes[longest][at[longest]];
-    order += next;
+    char next = passes[longest][at[longest]];
+    const bool is_forward = next == 'F';
     for (size_t rank = 0; rank < passes.size(); ++rank) {
-      if (at[rank] < passes[rank].size() && passes[rank][at[rank]] == next) ++at[rank];
+      if (at[rank] == passes[rank].size()) continue;
+      const char own = passes[rank][at[rank]];
+      if ((own == 'F') != is_forward) continue;
+      if (own == 'R') next = 'R';
+      ++at[rank];
     }
+    order += next;
   }
 }
 

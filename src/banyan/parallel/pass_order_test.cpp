@@ -20,6 +20,7 @@ TEST(PassOrder, RanksThatAlternateAlikeLoseNothing) {
   EXPECT_EQ(common_order({"FFFF", "FF"}), "FFFF");
   EXPECT_EQ(common_order({"FFBB", "FB"}), "FFBB");
   EXPECT_EQ(common_order({"", ""}), "");
+  EXPECT_EQ(common_order({"FBFB", "FFRR"}), "FBFRR");
 }
 
 TEST(PassOrder, EveryListIsAPartOfTheOrder) {

@@ -1,6 +1,7 @@
 #include "banyan/parallel/pipeline_schedule.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -17,12 +18,13 @@ struct Order {
   std::vector<int32_t> backwards;                   // blocks
   std::vector<int64_t> needed;                      // n_k, per backward
   std::vector<std::pair<int64_t, int32_t>> losses;  // after so many forwards: that of this block
-  std::set<int32_t> recomputed;
+  std::vector<std::optional<int32_t>> recomputes;   // per backward: of which block, if one
 };
 
 Order order_of(const std::vector<trie::Entry>& entries) {
   Order order;
   const auto num_forwards = [&] { return static_cast<int64_t>(order.forwards.size()); };
+  std::optional<int32_t> recompute;  // of the next backward
   for (const trie::Entry& entry : entries) {
     switch (entry.action) {
       case Action::kForward:
@@ -32,10 +34,11 @@ Order order_of(const std::vector<trie::Entry>& entries) {
         order.losses.emplace_back(num_forwards(), entry.block);
         break;
       case Action::kRecompute:
-        order.recomputed.insert(entry.block);
+        recompute = entry.block;
         break;
       case Action::kBackward:
         order.backwards.push_back(entry.block);
+        order.recomputes.push_back(std::exchange(recompute, std::nullopt));
         order.needed.push_back(num_forwards());
         break;
     }
@@ -133,11 +136,9 @@ PipelineSteps steps_of(const Lists& lists, int64_t ahead, bool has_losses) {
   for (size_t i = 0; i < lists.backwards.size(); ++i) {
     const Item& item = lists.backwards[i];
     run_forwards(lists.wanted[i] + ahead);
-    const int32_t block = order.backwards[item.place];
-    if (order.recomputed.count(block) > 0) {
-      steps.push_back({Action::kRecompute, block, item.chunk});
-    }
-    steps.push_back({Action::kBackward, block, item.chunk});
+    const std::optional<int32_t> again = order.recomputes[item.place];
+    if (again) steps.push_back({Action::kRecompute, *again, item.chunk});
+    steps.push_back({Action::kBackward, order.backwards[item.place], item.chunk});
   }
   run_forwards(static_cast<int64_t>(lists.forwards.size()));
   return steps;
@@ -148,16 +149,18 @@ PipelineSteps steps_of(const Lists& lists, int64_t ahead, bool has_losses) {
 bool completes(const std::vector<PipelineSteps>& ranks, int64_t num_chunks) {
   const auto num_ranks = static_cast<int64_t>(ranks.size());
   const int64_t last = num_ranks * num_chunks - 1;
-  std::set<std::pair<int64_t, int32_t>> forward, backward;  // (stage, block) that are done
+  // By stage: passes that are done, idle ones among them. The n-th of a stage is the n-th of all.
+  std::vector<int64_t> forwards(last + 1, 0), backwards(last + 1, 0);
+  std::set<std::pair<int64_t, int32_t>> forward;  // (stage, block)
   std::vector<size_t> next(ranks.size(), 0);
   const auto can_run = [&](int64_t rank, const PipelineStep& step) {
     const int64_t stage = step.chunk * num_ranks + rank;
     if (step.action == Action::kForward) {
-      return stage == 0 || forward.count({stage - 1, step.block}) > 0;
+      return stage == 0 || forwards[stage - 1] > forwards[stage];
     }
-    if (step.action != Action::kBackward) return forward.count({stage, step.block}) > 0;
-    return forward.count({stage, step.block}) > 0 &&
-           (stage == last || backward.count({stage + 1, step.block}) > 0);
+    const bool is_there = step.block == kIdle || forward.count({stage, step.block}) > 0;
+    if (step.action != Action::kBackward) return is_there;
+    return is_there && (stage == last || backwards[stage + 1] > backwards[stage]);
   };
   bool moved = true;
   while (moved) {
@@ -167,8 +170,11 @@ bool completes(const std::vector<PipelineSteps>& ranks, int64_t num_chunks) {
       while (next[rank] < steps.size() && can_run(rank, steps[next[rank]])) {
         const PipelineStep& step = steps[next[rank]++];
         const int64_t stage = step.chunk * num_ranks + rank;
-        if (step.action == Action::kForward) forward.insert({stage, step.block});
-        if (step.action == Action::kBackward) backward.insert({stage, step.block});
+        if (step.action == Action::kForward) {
+          ++forwards[stage];
+          forward.insert({stage, step.block});
+        }
+        if (step.action == Action::kBackward) ++backwards[stage];
         moved = true;
       }
     }

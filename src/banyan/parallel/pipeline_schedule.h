@@ -14,13 +14,21 @@
 // other way. Rank r runs min(m v, C_i + 2 (p - 1 - r)) forwards before its backward i, with C_i
 // what the last rank needs for it: where n_k = k, Megatron's schedule with groups of p.
 //
+// Entries may be idle ones (lockstep.h): passes of other ranks, which this one has no block for but
+// takes part in. A place in the lists is theirs as any other's, so what is said above holds of
+// places: all ranks that hold experts of one stage, each in a pipeline of its own, get lists of
+// equal actions and chunks and go through them step by step, as one.
+//
 // A list is tried out before it is handed out: should ranks wait for each other in a circle, more
-// forwards come first, at worst all of them, which is legal for every plan.
+// forwards come first, at worst all of them, which is legal for every plan. The trial counts
+// places, idle ones too. So it also holds of pipelines that go in step: a step that all of a stage
+// wait for begins when the messages for its place are there, which is what the trial asks.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "banyan/parallel/lockstep.h"
 #include "banyan/trie/plan.h"
 
 namespace banyan::parallel {

@@ -115,16 +115,6 @@ void check_experts(const Config& config) {
               actor.expert_tensor_parallel_size);
   check_parts("actor_rollout_ref.ref.megatron.expert_tensor_parallel_size",
               config.ref_expert_tensor_parallel_size);
-  BANYAN_CHECK(actor.expert_model_parallel_size == 1 || actor.pipeline_model_parallel_size == 1,
-               "[config] ",
-               kExperts,
-               ": wanted 1 with ",
-               kPipeline,
-               "=",
-               actor.pipeline_model_parallel_size,
-               ", got ",
-               actor.expert_model_parallel_size,
-               ": ranks with different experts go through a pass together, stages one by one");
   if (!wants_critic(config)) return;
   check_parts("critic.megatron.expert_tensor_parallel_size",
               config.critic.megatron.expert_tensor_parallel_size);

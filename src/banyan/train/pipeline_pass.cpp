@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "banyan/core/error.h"
+#include "banyan/parallel/lockstep.h"
 #include "banyan/parallel/tensor_parallel.h"
 
 namespace banyan::train {
@@ -47,7 +48,10 @@ size_t PipelinePass::step_of(int64_t stage, Action action, int32_t round) const 
   return steps_[stage % stage_->ranks().size()].at(key_of(stage, action, round));
 }
 
-const parallel::PipelineSteps& PipelinePass::begin(const std::vector<trie::Entry>& entries) {
+const parallel::PipelineSteps& PipelinePass::begin(const std::vector<trie::Entry>& own) {
+  parallel::Collectives* experts = model_.expert_ranks();
+  const std::vector<trie::Entry> entries =
+      experts == nullptr ? own : parallel::in_lockstep(own, *experts);
   const int64_t num_ranks = is_alone() ? 1 : stage_->ranks().size();
   const int64_t rank = is_alone() ? 0 : stage_->ranks().rank();
   const bool goes_back = std::any_of(entries.begin(), entries.end(), [](const trie::Entry& entry) {
@@ -64,6 +68,7 @@ const parallel::PipelineSteps& PipelinePass::begin(const std::vector<trie::Entry
     for (size_t i = 0; i < lists_[r].size(); ++i) {
       const parallel::PipelineStep& step = lists_[r][i];
       if (step.action != Action::kForward && step.action != Action::kBackward) continue;
+      if (step.block == parallel::kIdle) continue;  // no message belongs to it
       steps_[r].emplace(key_of(step.chunk * num_ranks + r, step.action, step.block), i);
     }
   }

@@ -10,6 +10,10 @@
 // more than two messages per stage are open, and the sender waits for the oldest. Messages travel
 // by way of the CPU: on a device's own transport the two directions between two ranks would wait
 // for each other.
+//
+// Ranks that hold different experts of the same layers take part in each other's passes. Before a
+// pass they agree on one order of steps (parallel/lockstep.h); a step without a block of the own is
+// an idle one, and no message belongs to it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,9 +46,10 @@ class PipelinePass {
   // True where heads and losses are.
   bool has_head() const { return stage_ == nullptr || stage_->is_last_rank(); }
 
-  // (all) What this rank runs for `entries`, and the begin of it: the ranks make sure that they
-  // have the same plan. A block of the steps is one of the plan, or a round (train/context_pass.h).
-  const parallel::PipelineSteps& begin(const std::vector<trie::Entry>& entries);
+  // (all) What this rank runs for `own` entries, and the begin of it: the ranks make sure that they
+  // have the same plan, and go in step with those that share experts with them. A block of the
+  // steps is one of the plan, or a round (train/context_pass.h).
+  const parallel::PipelineSteps& begin(const std::vector<trie::Entry>& own);
   // Every message has arrived.
   void end();
 

@@ -81,6 +81,8 @@ WalkStats walk(models::CausalLM& model,
   // no two go from forwards to backwards at one time.
   const bool counts_apart =
       has_router_losses && (walks_together(model) || model.stage() != nullptr);
+  // Ranks that share experts go through the passes of all, also where only others score before.
+  const bool goes_along = whole && model.expert_ranks() != nullptr;
   const bool scores_before =
       (whole && num_losses > 1) || counts_apart || (has_router_losses && goes_back_and_forth(plan));
   pass.start(counts_apart ? forwards_of(plan) : passes_of(plan, scores_before));
@@ -98,6 +100,8 @@ WalkStats walk(models::CausalLM& model,
     }
     pass.stats.num_scored_before = plan.num_computed;
     if (whole && num_losses > 0) whole_loss();
+  } else if (goes_along) {
+    pass.idle_through_forwards();
   }
   if (counts_apart) {
     pass.finish();
@@ -116,6 +120,10 @@ WalkStats walk(models::CausalLM& model,
   };
   for (const parallel::PipelineStep& step : pass.begin_steps(plan.entries)) {
     const int32_t b = step.block;
+    if (b == parallel::kIdle) {
+      pass.idle(step);
+      continue;
+    }
     switch (step.action) {
       case trie::Action::kForward: {
         const profile::PhaseScope phase(profile::Phase::kForward);

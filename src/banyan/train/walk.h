@@ -16,6 +16,8 @@
 // train/pipeline_pass.h. Losses are asked for on the last stage as their tokens have run; when the
 // pass is through it tells the others the numbers, and they ask for the same losses, so that what a
 // caller learns is the same on all stages.
+//
+// Ranks that share experts walk together, in a pipeline or not (train/pipeline_pass.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

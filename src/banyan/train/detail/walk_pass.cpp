@@ -25,16 +25,12 @@ WalkPass::WalkPass(models::CausalLM& model,
                 [this](int32_t round) { return context_.part(context_.own(round)).num_own(); }),
       context_(context, plan, model, [this](int32_t b) { return &states_[b].store; }) {
   model_.set_router_scope(routers);
-  if (model_.expert_ranks() != nullptr) {
-    lockstep_.emplace(*model_.expert_ranks(), [this](Pass pass) { model_.idle(pass); });
-  }
   for (BlockState& state : states_) {
     state.bodies.resize(pipeline_.num_chunks());
     state.inputs.resize(pipeline_.num_chunks());
   }
-  BANYAN_ASSERT(pipeline_.is_alone() || (keeper_ == nullptr && !lockstep_),
-                "a pipeline with weights in parts or experts over ranks");
-  BANYAN_CHECK(!lockstep_ || !context_.has_idle(),
+  BANYAN_ASSERT(pipeline_.is_alone() || keeper_ == nullptr, "a pipeline with weights in parts");
+  BANYAN_CHECK(model_.expert_ranks() == nullptr || !context_.has_idle(),
                "[parallel] context_parallel_size: wanted at most the tokens of a mini-batch where "
                "experts are dealt out over ranks, got more than ",
                plan.num_unique);
@@ -51,12 +47,20 @@ const parallel::PipelineSteps& WalkPass::begin_steps(const std::vector<trie::Ent
 
 void WalkPass::start(const std::string& passes) {
   if (keeper_ != nullptr) keeper_->start(passes);
-  if (lockstep_) lockstep_->start(passes);
 }
 
 void WalkPass::finish() {
   if (keeper_ != nullptr) keeper_->finish();
-  if (lockstep_) lockstep_->finish();
+}
+
+void WalkPass::idle(const parallel::PipelineStep& step) {
+  model_.idle(step.action == trie::Action::kBackward ? Pass::kBackward : Pass::kForward,
+              step.chunk);
+}
+
+void WalkPass::idle_through_forwards() {
+  for (const parallel::PipelineStep& step : begin_steps({})) idle(step);
+  end_steps();
 }
 
 void WalkPass::forward_all() {
@@ -73,6 +77,10 @@ void WalkPass::forward_all() {
     entries.push_back({trie::Action::kForward, round});
   }
   for (const parallel::PipelineStep& step : begin_steps(entries)) {
+    if (step.block == parallel::kIdle) {
+      idle(step);
+      continue;
+    }
     forward(step.block, step.chunk, Keep::kNothing);
     if (step.chunk + 1 < pipeline_.num_chunks()) continue;
     for (int32_t earlier = 0; earlier <= step.block; ++earlier) {
@@ -84,7 +92,7 @@ void WalkPass::forward_all() {
 }
 
 void WalkPass::tell_heads() {
-  if (pipeline_.is_alone() || is_told_) return;
+  if (pipeline_.is_alone() || is_told_ || plan_.blocks.empty()) return;
   is_told_ = true;
   at::Tensor all = numbers_.packed();
   pipeline_.tell(all);
@@ -145,7 +153,6 @@ void WalkPass::backward(int32_t round, int32_t chunk) {
 
 void WalkPass::begin_pass(Pass pass) {
   if (keeper_ != nullptr) keeper_->begin(pass);
-  if (lockstep_) lockstep_->begin(pass);
 }
 
 void WalkPass::end_pass(Pass pass) {

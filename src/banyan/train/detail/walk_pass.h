@@ -15,7 +15,6 @@
 #include "banyan/core/param_keeper.h"
 #include "banyan/ops/carry.h"
 #include "banyan/ops/trie_attention.h"
-#include "banyan/parallel/lockstep.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/context_pass.h"
 #include "banyan/train/detail/head_numbers.h"
@@ -56,7 +55,7 @@ class WalkPass {
 
   void forward(int32_t round, int32_t chunk, Keep keep);
 
-  // What this rank runs of these entries, in order; end_steps when it has.
+  // (all) What this rank runs of these entries, in order; end_steps when it has.
   const parallel::PipelineSteps& begin_steps(const std::vector<trie::Entry>& entries);
   void end_steps() { pipeline_.end(); }
   // (all) Closes what the routers counted, over these ranks and those of the other stages.
@@ -69,8 +68,13 @@ class WalkPass {
   // Goes with the other ranks through theirs.
   void finish();
 
+  // A step without a block: this rank's part in one of others.
+  void idle(const parallel::PipelineStep& step);
+
   // Forward of all blocks, nothing kept but the heads; K and V go with their last reader.
   void forward_all();
+  // In its place, where others do that.
+  void idle_through_forwards();
 
   // (all) The numbers of all heads from the last stage to the others, once.
   void tell_heads();
@@ -132,7 +136,6 @@ class WalkPass {
   PassObserver* observer_;
   ParamKeeper* keeper_ = model_.params().keeper();
   nn::RouterScope* routers_;
-  std::optional<parallel::Lockstep> lockstep_;
   Clock clock_;
   std::shared_ptr<ops::AttentionMemory> memory_ = ops::make_attention_memory();
   ops::HeadMemory head_memory_;
