@@ -1,4 +1,5 @@
-"""SmolLM2 on GSM8K, and a random Qwen2.5, over two processes: five steps in fp32 with the rewards and losses of one."""
+"""SmolLM2 on GSM8K, and a random Qwen2.5, over two processes: five steps in fp32 with the rewards and losses of one, and
+in bf16 with the losses of one on the same rollouts."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ MEGATRON = "actor_rollout_ref.actor.megatron"
 ACTOR = "actor_rollout_ref.actor"
 
 
-def arguments(tmp_path: Path, model: Path) -> list[str]:
+def arguments(tmp_path: Path, model: Path, **changes: str) -> list[str]:
     rows = gsm8k.convert(find_gsm8k(), "train")[:40]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return [
@@ -38,10 +39,13 @@ def arguments(tmp_path: Path, model: Path) -> list[str]:
             tmp_path,
             model,
             train_files=str(tmp_path / "train.jsonl"),
-            max_response_length="12",
-            lr="1e-6",
-            use_kl_loss="false",
-            total_training_steps="5",
+            **{
+                "max_response_length": "12",
+                "lr": "1e-6",
+                "use_kl_loss": "false",
+                "total_training_steps": "5",
+                **changes,
+            },
         ),
         # The far tail of a vocabulary is many tokens of a millionth each: rounding moves a draw from one to the next.
         "actor_rollout_ref.rollout.top_k=20",
@@ -65,6 +69,51 @@ def equals_one_process(tmp_path: Path, given: list[str], forms: dict[str, str]) 
                 assert got[step][metric] == about, (name, step, metric)
             assert got[step]["actor/grad_norm"] > 0
         assert samples(tmp_path / name) == samples(tmp_path / "one"), name
+
+
+def follows_one_process(tmp_path: Path, model: Path, forms: dict[str, str]) -> None:
+    """In bf16, on the rollouts that one process has kept: a response that rounding changed would change all that follows."""
+    kept = tmp_path / "rollouts"
+    given = [
+        *arguments(tmp_path, model, dtype="bfloat16", use_kl_loss="true", lr="1e-5"),
+        "actor_rollout_ref.actor.kl_loss_coef=0.1",
+        "skip.rollout.enable=true",
+        f"skip.rollout.dump_dir={kept}",
+        "skip.rollout.steps=[1,2,3,4,5]",
+    ]
+    commands = {"one": [sys.executable, *MAIN, *given]}
+    commands |= {name: torchrun(2, *MAIN, *given, key) for name, key in forms.items()}
+    for name, command in commands.items():
+        done = run([*command, f"trainer.default_local_dir={tmp_path / name}"], timeout=900)
+        assert done.returncode == 0, done.stdout
+    assert sorted(path.name for path in kept.iterdir()) == [f"{step}.json" for step in range(1, 6)]
+    wanted = numbers(tmp_path / "one")
+    assert sorted(wanted) == [1, 2, 3, 4, 5]
+    for name in forms:
+        got = numbers(tmp_path / name)
+        assert samples(tmp_path / name) == samples(tmp_path / "one"), name
+        for step, metrics in wanted.items():
+            for metric in ("actor/loss", "actor/pg_loss", "actor/kl_loss"):
+                gap = abs(got[step][metric] - metrics[metric])
+                assert gap < 2e-2, (name, step, metric)
+            assert got[step]["actor/grad_norm"] == pytest.approx(
+                metrics["actor/grad_norm"], rel=0.1
+            )
+            assert got[step]["actor/grad_norm"] > 0
+
+
+@needs_smollm2
+def test_smollm2_in_bf16_on_the_same_rollouts(tmp_path, smollm2):
+    follows_one_process(
+        tmp_path,
+        smollm2,
+        {"fsdp": f"{ACTOR}.strategy=fsdp", "stages": f"{MEGATRON}.pipeline_model_parallel_size=2"},
+    )
+
+
+def test_a_random_qwen_in_bf16_on_the_same_rollouts(tmp_path):
+    model = write_tiny_qwen(tmp_path / "qwen", tie_word_embeddings=False)
+    follows_one_process(tmp_path, model, {"cut": f"{MEGATRON}.tensor_model_parallel_size=2"})
 
 
 @needs_smollm2

@@ -18,6 +18,7 @@ _HINTS = {
     f"{_ACTOR}.optim.lr_scheduler_type": "other schedules are not built yet",
     "reward.reward_manager.name": "other reward managers are not built yet",
     "trainer.v1.trainer_mode": "rollout.over_sample_rate with banyan.partial_rollout lets responses go on",
+    "skip.rollout.action": "responses that another step drew answer other prompts",
     f"{_ROLLOUT}.dtype": "bfloat16 has the packed kernels, float32 is for checks",
 }
 _K1 = "as a loss its expected gradient is zero (T7)"

@@ -1,7 +1,7 @@
 """The small language in which ppo_trainer.yaml states the type and range of each key.
 
     spec  := type ["|null"] [range] | "one of" name {"," name} ["|null"] ["or FILE.py:FUNCTION"]
-    type  := bool | int | float | str | file | dir | files | strs | floats ["of" count] | map
+    type  := bool | int | float | str | file | dir | files | strs | ints | floats ["of" count] | map
     range := (">=" | ">" | "<=" | "<") number | "in" ("["|"(") number "," number ("]"|")") ["not" number]
 
 `check` returns the value in its Python type (an int given for a float becomes one, a path gets its "~" expanded)
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _SPEC = re.compile(
-    r"^(?P<type>bool|int|float|str|files|file|dir|strs|floats|map)(?: of (?P<count>\d+))?"
+    r"^(?P<type>bool|ints|int|floats|float|strs|str|files|file|dir|map)(?: of (?P<count>\d+))?"
     r"(?P<null>\|null)?(?: (?P<op>>=|>|<=|<) (?P<bound>\S+))?"
     r"(?: in (?P<open>[\[(])(?P<low>[^,]+), (?P<high>[^\])]+)(?P<close>[\])]))?(?: not (?P<excluded>\S+))?$"
 )
@@ -32,6 +32,7 @@ _WORDS = {
     "dir": "a directory",
     "files": "a file or a list of files",
     "strs": "a name or a list of names",
+    "ints": "a list of whole numbers",
     "floats": "a list of numbers",
     "map": "a mapping",
 }
@@ -143,10 +144,10 @@ def _convert(spec: Spec, value: Any) -> Any:
     if spec.type == "map":
         return value if isinstance(value, dict) else None
     items = value if isinstance(value, list) else [value]
-    if spec.type == "floats" and not isinstance(value, list):
+    if spec.type in ("ints", "floats") and not isinstance(value, list):
         return None
     result: list[Any]
-    if spec.type == "floats":
+    if spec.type in ("ints", "floats"):
         result = [_number(spec, item) for item in items]
         fits = spec.count is None or len(items) == spec.count
     else:
@@ -158,11 +159,12 @@ def _convert(spec: Spec, value: Any) -> Any:
 def _number(spec: Spec, value: Any) -> int | float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    if spec.type == "int" and not isinstance(value, int):
+    whole = spec.type in ("int", "ints")
+    if whole and not isinstance(value, int):
         return None
     if not spec.in_range(value):
         return None
-    return value if spec.type == "int" else float(value)
+    return value if whole else float(value)
 
 
 def _text(kind: str, value: Any) -> str | None:

@@ -262,6 +262,13 @@ struct TrainerV1Config {     // trainer.v1
   SeparateAsyncConfig separate_async;
 };
 
+struct SkipRolloutConfig {  // skip.rollout
+  bool enable;
+  std::optional<std::string> dump_dir;
+  std::vector<int64_t> steps;
+  std::string action;  // cache
+};
+
 struct Config {
   ModelConfig model;
   std::optional<std::string>
@@ -289,6 +296,7 @@ struct Config {
   RewardModelConfig reward_model;
   TrainerConfig trainer;
   TrainerV1Config trainer_v1;
+  SkipRolloutConfig skip_rollout;
   bool hybrid_engine;  // actor_rollout_ref.hybrid_engine: ranks that train generate too
   int64_t max_off_policy_threshold;  // trainer.v1.sampler.max_off_policy_threshold
   int64_t train_batch_size;          // data.train_batch_size, prompts

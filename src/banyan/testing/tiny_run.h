@@ -221,6 +221,7 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   trainer.device = "cpu";
   config.trainer_v1 = {.trainer_mode = "sync",
                        .separate_async = {.num_warmup_batches = 1, .parameter_sync_step = 1}};
+  config.skip_rollout = {.enable = false, .dump_dir = {}, .steps = {}, .action = "cache"};
   config.hybrid_engine = true;
   config.max_off_policy_threshold = 8;
   config.train_batch_size = 4;

@@ -9,6 +9,7 @@
 #include "banyan/train/memory_keys.h"
 #include "banyan/train/offload.h"
 #include "banyan/train/parallel_keys.h"
+#include "banyan/train/rollout_dump.h"
 #include "banyan/train/sharded_model.h"
 #include "banyan/train/trainer_mode.h"
 #include "banyan/train/update.h"
@@ -85,6 +86,7 @@ std::vector<std::string> check_config(const Config& config) {
   verify_schedule(config.sharing.verify);
   check_sharding(config);
   check_parallel(config);
+  check_rollout_dump(config);
   actor_recompute(config);
   router_in_double(config);
   if (wants_critic(config)) critic_recompute(config);

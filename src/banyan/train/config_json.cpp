@@ -180,6 +180,13 @@ void read_trainer_v1(const ConfigNode& node, TrainerV1Config& trainer) {
   node.read("separate_async.parameter_sync_step", trainer.separate_async.parameter_sync_step);
 }
 
+void read_skip(const ConfigNode& node, SkipRolloutConfig& skip) {
+  node.read("enable", skip.enable);
+  node.read("dump_dir", skip.dump_dir);
+  node.read("steps", skip.steps);
+  node.read("action", skip.action);
+}
+
 // How FSDP cuts: keys that only the trainer of RL has.
 void read_sharding(const ConfigNode& node, FsdpConfig& fsdp) {
   node.read("reshard_after_forward", fsdp.reshard_after_forward);
@@ -279,6 +286,7 @@ Config config_from_json(const std::string& text) {
   node("reward.reward_model.").read("model_path", config.reward_model.model_path);
   read_trainer(node("trainer."), config.trainer);
   read_trainer_v1(node("trainer.v1."), config.trainer_v1);
+  read_skip(node("skip.rollout."), config.skip_rollout);
   node("trainer.v1.sampler.").read("max_off_policy_threshold", config.max_off_policy_threshold);
   node("actor_rollout_ref.").read("hybrid_engine", config.hybrid_engine);
   node("data.").read("train_batch_size", config.train_batch_size);

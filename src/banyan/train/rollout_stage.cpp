@@ -8,6 +8,7 @@
 #include "banyan/core/profile.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/exchange.h"
+#include "banyan/train/rollout_dump.h"
 
 namespace banyan::train {
 namespace {
@@ -165,12 +166,14 @@ RolloutResult run_rollout(const Generation& with,
   Collector collector(with, std::move(work), kind);
   Clock clock;
   rollout::GenerateStats stats;
-  if (!collector.prompts().empty()) {  // more ranks than prompts leave some without
+  const auto take = [&](Trajectory&& trajectory) { collector.take(std::move(trajectory)); };
+  const bool is_there = !validation && has_rollout_dump(with.config, step) &&
+                        replay_rollout(with.config, step, collector.prompts(), take, stats);
+  if (!is_there && !collector.prompts().empty()) {  // more ranks than prompts leave some without
     stats = with.generator.generate(
-        collector.prompts(),
-        sampling_params(with.config, kind, step),
-        [&](Trajectory&& trajectory) { collector.take(std::move(trajectory)); },
-        [&] { return collector.has_enough(); });
+        collector.prompts(), sampling_params(with.config, kind, step), take, [&] {
+          return collector.has_enough();
+        });
   }
   const double generate_seconds = clock.lap();
   RolloutResult result = collector.sorted();

@@ -8,6 +8,7 @@
 
 #include "banyan/algo/group_filter.h"
 #include "banyan/core/error.h"
+#include "banyan/train/rollout_dump.h"
 #include "banyan/train/trainer_mode.h"
 
 namespace banyan::train {
@@ -163,6 +164,7 @@ class Sampling {
     rows.insert(rows.end(), work.rows.begin(), work.rows.end());
     if (needs_greedy_) add_greedy(rows);
     RolloutResult result = run_rollout(with_, std::move(work), RolloutKind::kTrain, step_);
+    note(result);
     ++out_.filter.num_gen_batches;
     for (UnfinishedGroup& group : std::exchange(result.unfinished, {})) {
       ++out_.over_sample.cut_groups;
@@ -204,10 +206,18 @@ class Sampling {
 
   void add_greedy(const std::vector<PromptRow>& rows) {
     RolloutResult result = run_rollout(with_, {.rows = rows}, RolloutKind::kGreedy, step_);
+    note(result);
     for (const Score& score : result.scores) greedy_[score.row] = score;
     result.trajectories.clear();
     result.scores.clear();
     append(std::move(result), out_.rollout);
+  }
+
+  // For the step's file (train/rollout_dump.h), which the first rank writes.
+  void note(const RolloutResult& result) {
+    const bool is_first = with_.ranks == nullptr || with_.ranks->is_first();
+    if (!is_first || !has_rollout_dump(with_.config, step_)) return;
+    drawn_.insert(drawn_.end(), result.trajectories.begin(), result.trajectories.end());
   }
 
   void drop(const std::set<int64_t>& rows, RolloutResult& result) {
@@ -217,6 +227,7 @@ class Sampling {
   }
 
   void finish() {
+    if (!drawn_.empty()) keep_rollout(with_.config, step_, drawn_);
     const auto wanted = static_cast<size_t>(with_.config.train_batch_size);
     std::set<int64_t> surplus(kept_rows_.begin() + static_cast<int64_t>(wanted), kept_rows_.end());
     kept_rows_.resize(wanted);
@@ -242,6 +253,7 @@ class Sampling {
   int64_t num_drawn_ = 0;  // rows, with those that came again
   std::vector<int64_t> kept_rows_;
   std::map<int64_t, Score> greedy_;  // by row
+  std::vector<Trajectory> drawn_;    // of all rollouts of the step, where they are kept
   SampledBatch out_;
 };
 
