@@ -5,6 +5,7 @@
 
 #include "banyan/core/error.h"
 #include "banyan/train/finetune_json.h"
+#include "banyan/train/finetune_layout.h"
 #include "banyan/train/objective.h"
 #include "convert.h"
 #include "python_host.h"
@@ -65,11 +66,11 @@ py::dict run_finetune(const std::string& config_json,
                       const py::object& ranks) {
   const FinetuneConfig config = train::finetune_config_from_json(config_json);
   PythonFinetuneHost python_host(host);
-  parallel::Collectives data_parallel = data_parallel_from(ranks);
+  const std::shared_ptr<parallel::Groups> groups = groups_from(ranks);
   train::TrainSummary summary;
   {
     py::gil_scoped_release release;
-    summary = train::finetune(config, python_host, &data_parallel);
+    summary = train::finetune(config, python_host, groups.get());
   }
   py::dict out;
   out["first_step"] = summary.first_step;
@@ -89,10 +90,14 @@ py::dict run_gradients(models::CausalLM& model,
   train::BatchResult result;
   {
     py::gil_scoped_release release;
-    const auto objective = train::make_objective(config, trie::CostModel(), model, python_host);
+    parallel::Groups alone;
+    const train::Layout layout = train::finetune_layout(config, trie::CostModel(), alone);
+    const auto objective = train::make_objective(config, layout, model, python_host, alone);
     model.params().ensure_grads();
     model.params().zero_grads();
-    result = objective->train(rows, python_host.examples(rows, /*validation=*/false));
+    std::vector<train::Example> examples = python_host.examples(rows, /*validation=*/false);
+    const double weight = objective->weight(examples);
+    result = objective->train(rows, std::move(examples), weight);
   }
   py::dict out;
   out["loss"] = result.loss;
@@ -114,6 +119,13 @@ void bind_finetune(py::module_& module) {
              py::arg("ranks") = py::none(),
              "Trains on given text; `host` has the methods of train/finetune_host.h, `ranks` are "
              "those of ranks.h (none: this process alone).");
+  module.def(
+      "finetune_mesh",
+      [](const std::string& config_json) {
+        return to_dict(train::finetune_mesh(train::finetune_config_from_json(config_json)));
+      },
+      py::arg("config_json"),
+      "Sizes of the axes along which the processes of such a run work together: {'tp': 1, ...}.");
   module.def("finetune_gradients",
              &run_gradients,
              py::arg("model"),

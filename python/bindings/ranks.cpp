@@ -63,10 +63,6 @@ std::shared_ptr<parallel::Groups> groups_from(const py::object& ranks) {
       parallel::make_groups(mesh, given["rank"].cast<int64_t>(), transport));
 }
 
-parallel::Collectives data_parallel_from(const py::object& ranks) {
-  return groups_from(ranks)->data;
-}
-
 void bind_ranks(py::module_& module) {
   py::class_<parallel::Groups, std::shared_ptr<parallel::Groups>>(
       module, "Groups", "The groups of ranks that this process belongs to.")

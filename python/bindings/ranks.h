@@ -17,9 +17,6 @@ namespace py = pybind11;
 // An object of the class Groups is taken as it is, with its counts of traffic.
 std::shared_ptr<parallel::Groups> groups_from(const py::object& ranks);
 
-// The processes as ranks with different samples and nothing else.
-parallel::Collectives data_parallel_from(const py::object& ranks);
-
 // {"tp": 2, ...}: sizes of the axes; those that are not named are 1 ("shard" 0).
 parallel::MeshShape mesh_shape_from(const py::dict& sizes);
 py::dict to_dict(const parallel::MeshShape& shape);

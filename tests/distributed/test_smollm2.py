@@ -1,5 +1,5 @@
-"""SmolLM2 on GSM8K, and a random Qwen2.5, over two processes: five steps in fp32 with the rewards and losses of one, and
-in bf16 with the losses of one on the same rollouts."""
+"""SmolLM2 on GSM8K, and a random Qwen2.5, over two processes: five steps in fp32 with the rewards and losses of one,
+and in bf16 with the losses of one on the same rollouts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def equals_one_process(tmp_path: Path, given: list[str], forms: dict[str, str]) 
 
 
 def follows_one_process(tmp_path: Path, model: Path, forms: dict[str, str]) -> None:
-    """In bf16, on the rollouts that one process has kept: a response that rounding changed would change all that follows."""
+    """In bf16, on rollouts that one process has kept: one response that rounding changed would change what follows."""
     kept = tmp_path / "rollouts"
     given = [
         *arguments(tmp_path, model, dtype="bfloat16", use_kl_loss="true", lr="1e-5"),
@@ -95,10 +95,10 @@ def follows_one_process(tmp_path: Path, model: Path, forms: dict[str, str]) -> N
         for step, metrics in wanted.items():
             for metric in ("actor/loss", "actor/pg_loss", "actor/kl_loss"):
                 gap = abs(got[step][metric] - metrics[metric])
-                assert gap < 2e-2, (name, step, metric)
-            assert got[step]["actor/grad_norm"] == pytest.approx(
-                metrics["actor/grad_norm"], rel=0.1
-            )
+                assert gap < 5e-3, (name, step, metric)
+            for metric, bound in (("actor/entropy", 2e-2), ("actor/grad_norm", 0.1)):
+                about = pytest.approx(metrics[metric], rel=bound)
+                assert got[step][metric] == about, (name, step, metric)
             assert got[step]["actor/grad_norm"] > 0
 
 

@@ -19,10 +19,20 @@ BASE = ["data.train_files=rows.jsonl", "model.path=models/any"]
 OWN = ("banyan.", "sharing.", "preference.", "data.", "trainer.val_before_train")
 
 
-def verl_keys() -> list[dict[str, str]]:
+def all_keys_of_verl() -> list[dict[str, str]]:
     with VERL_KEYS.open(encoding="utf-8") as stream:
-        rows = csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return [row for row in rows if "sft" in row["trainers"].split(",")]
+        return list(csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def verl_keys() -> list[dict[str, str]]:
+    return [row for row in all_keys_of_verl() if "sft" in row["trainers"].split(",")]
+
+
+def keys_of_its_other_engine() -> set[str]:
+    """engine=megatron has the keys of an actor's Megatron node."""
+    node = "actor_rollout_ref.actor.megatron."
+    names = {row["key"] for row in all_keys_of_verl()} | set(schema.honoured("ppo"))
+    return {name.replace(node, "engine.") for name in names if name.startswith(node)}
 
 
 def core_keys() -> set[str]:
@@ -35,6 +45,7 @@ def core_keys() -> set[str]:
             r"struct (\w+) \{[^\n]*\n(.*?)\n\};", (folder / file).read_text(), re.DOTALL
         )
     }
+    override = "engine.override_transformer_config"
     nodes = {
         "FinetuneDataConfig": "data",
         "PreferenceConfig": "preference",
@@ -42,10 +53,12 @@ def core_keys() -> set[str]:
         "ModelConfig": "model",
         "OptimConfig": "optim",
         "FsdpConfig": "engine",
+        "MegatronConfig": "engine",
+        "StagesConfig": override,
+        "RecomputeConfig": override,
     }
     keys = {f"{node}.{field}" for name, node in nodes.items() for field in structs[name]}
-    # How weights are cut is reinforcement learning's alone.
-    keys -= {f"engine.{key}" for key in ("fsdp_size", "forward_prefetch", "reshard_after_forward")}
+    keys -= {"engine.recompute"}  # a struct of its own
     text = (folder / "finetune_config.h").read_text()
     # Of SharingConfig what every trainer reads; the rest are switches of reinforcement learning.
     reader = (ROOT / "src/banyan/train/config_json.cpp").read_text().split("void read_sharing(")[1]
@@ -80,8 +93,9 @@ def test_every_sft_key_of_verl_is_known_and_none_is_invented():
     known = set(schema.honoured("sft")) | set(table.entries("sft"))
     names = {row["key"] for row in rows}
     assert names - known == set()
-    assert set(table.entries("sft")) <= names
     assert all(is_known(name, "sft") for name in names)
+    names |= keys_of_its_other_engine()
+    assert set(table.entries("sft")) <= names
     assert all(name.startswith(OWN) for name in set(schema.honoured("dpo")) - names)
 
 
@@ -110,6 +124,7 @@ def test_a_command_written_for_verl_resolves():
             "+optim.grad_clip=0.5",
             "engine=fsdp",
             "engine.fsdp_size=-1",
+            "engine.use_torch_compile=true",
             "engine.ulysses_sequence_parallel_size=1",
             "model.use_remove_padding=true",
             "model.enable_gradient_checkpointing=true",
@@ -127,7 +142,7 @@ def test_a_command_written_for_verl_resolves():
     assert config["data.enable_thinking_default"] is None
     said = "\n".join(config.notes)
     assert "optim.grad_clip: older name of optim.clip_grad" in said
-    assert "engine.fsdp_size=-1: equivalent" in said
+    assert "engine.use_torch_compile=true: equivalent" in said
 
 
 @pytest.mark.parametrize(

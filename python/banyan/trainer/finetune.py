@@ -64,7 +64,8 @@ def run(args: argparse.Namespace, trainer: str, fixed: tuple[str, ...] = ()) -> 
     settings = core_config(config, inputs)
     directory = Path(config["trainer.default_local_dir"])
     tokens = (sample.tokens for example in inputs.train.examples for sample in example)
-    with session.join(core, settings, config["trainer.device"], tokens=tokens) as ranks:  # noqa: SIM117
+    device, mesh = config["trainer.device"], core.finetune_mesh(settings)
+    with session.join(core, settings, device, tokens=tokens, mesh=mesh) as ranks:  # noqa: SIM117
         with run_directory.hold(directory) if ranks.is_first else nullcontext():
             return _train(config, inputs, core, settings, ranks)
 

@@ -49,6 +49,10 @@ struct FinetuneConfig {
   FinetuneDataConfig data;
   FsdpConfig engine;
   std::string dtype;                           // engine.dtype: bfloat16 | float32
+  std::optional<std::string> strategy;         // engine.strategy: fsdp | fsdp2 | megatron
+  int64_t ulysses_sequence_parallel_size;      // engine.ulysses_sequence_parallel_size
+  MegatronConfig megatron;                     // of verl's other engine, in the same node
+  StagesConfig stages;                         // of the override_transformer_config in it
   OptimConfig optim;                           // optim
   SharingConfig sharing;                       // sharing
   double sharing_margin;                       // sharing.margin
@@ -56,6 +60,7 @@ struct FinetuneConfig {
   FinetuneTrainerConfig trainer;
   std::string kernels;                     // banyan.kernels: native | aten
   std::optional<std::string> offload_dir;  // banyan.offload_dir
+  bool fsdp_reduce_each_block;             // banyan.fsdp_reduce_each_block
   int64_t max_nonfinite_steps;             // banyan.max_nonfinite_steps
   int64_t num_train_rows;                  // filled by the shell
   int64_t num_val_rows;                    // filled by the shell; 0: no validation

@@ -250,6 +250,10 @@ inline FinetuneConfig tiny_finetune_config(const std::string& model_dir,
   const Config other = tiny_config(model_dir, run_dir);
   config.model.enable_gradient_checkpointing = false;
   config.engine = other.actor.fsdp;
+  config.megatron = other.actor.megatron;
+  config.stages = other.actor.stages;
+  config.ulysses_sequence_parallel_size = 1;
+  config.fsdp_reduce_each_block = true;
   config.optim = other.actor.optim;
   config.sharing = other.sharing;
   config.sharing_margin = 0.02;

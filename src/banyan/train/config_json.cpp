@@ -54,38 +54,10 @@ void read_critic(const ConfigNode& node, CriticConfig& critic) {
   node.read("loss_scale_factor", critic.loss_scale_factor);
 }
 
-void read_megatron(const ConfigNode& node, MegatronConfig& megatron) {
-  node.read("param_offload", megatron.param_offload);
-  node.read("grad_offload", megatron.grad_offload);
-  node.read("optimizer_offload", megatron.optimizer_offload);
-  node.read("tensor_model_parallel_size", megatron.tensor_model_parallel_size);
-  node.read("sequence_parallel", megatron.sequence_parallel);
-  node.read("context_parallel_size", megatron.context_parallel_size);
-  node.read("pipeline_model_parallel_size", megatron.pipeline_model_parallel_size);
-  node.read("virtual_pipeline_model_parallel_size", megatron.virtual_pipeline_model_parallel_size);
-  node.read("expert_model_parallel_size", megatron.expert_model_parallel_size);
-  node.read("expert_tensor_parallel_size", megatron.expert_tensor_parallel_size);
-  const std::string override = "override_transformer_config.";
-  RecomputeConfig& recompute = megatron.recompute;
-  node.read(override + "recompute_granularity", recompute.recompute_granularity);
-  node.read(override + "recompute_method", recompute.recompute_method);
-  node.read(override + "recompute_num_layers", recompute.recompute_num_layers);
-  node.read(override + "recompute_modules", recompute.recompute_modules);
-}
-
 void read_router(const ConfigNode& node, RouterConfig& router) {
   node.read("moe_aux_loss_coeff", router.moe_aux_loss_coeff);
   node.read("moe_z_loss_coeff", router.moe_z_loss_coeff);
   node.read("moe_router_dtype", router.moe_router_dtype);
-}
-
-void read_stages(const ConfigNode& node, StagesConfig& stages) {
-  node.read("num_layers_in_first_pipeline_stage", stages.num_layers_in_first_pipeline_stage);
-  node.read("num_layers_in_last_pipeline_stage", stages.num_layers_in_last_pipeline_stage);
-  node.read("num_layers_per_virtual_pipeline_stage", stages.num_layers_per_virtual_pipeline_stage);
-  node.read("account_for_embedding_in_pipeline_split",
-            stages.account_for_embedding_in_pipeline_split);
-  node.read("account_for_loss_in_pipeline_split", stages.account_for_loss_in_pipeline_split);
 }
 
 void read_algorithm(const ConfigNode& node, AlgorithmConfig& algorithm) {
@@ -187,13 +159,6 @@ void read_skip(const ConfigNode& node, SkipRolloutConfig& skip) {
   node.read("action", skip.action);
 }
 
-// How FSDP cuts: keys that only the trainer of RL has.
-void read_sharding(const ConfigNode& node, FsdpConfig& fsdp) {
-  node.read("reshard_after_forward", fsdp.reshard_after_forward);
-  node.read("forward_prefetch", fsdp.forward_prefetch);
-  node.read("fsdp_size", fsdp.fsdp_size);
-}
-
 }  // namespace
 
 void read_fsdp(const ConfigNode& node, FsdpConfig& fsdp) {
@@ -201,6 +166,37 @@ void read_fsdp(const ConfigNode& node, FsdpConfig& fsdp) {
   node.read("grad_offload", fsdp.grad_offload);
   node.read("optimizer_offload", fsdp.optimizer_offload);
   node.read("offload_policy", fsdp.offload_policy);
+  node.read("reshard_after_forward", fsdp.reshard_after_forward);
+  node.read("forward_prefetch", fsdp.forward_prefetch);
+  node.read("fsdp_size", fsdp.fsdp_size);
+}
+
+void read_megatron(const ConfigNode& node, MegatronConfig& megatron) {
+  node.read("param_offload", megatron.param_offload);
+  node.read("grad_offload", megatron.grad_offload);
+  node.read("optimizer_offload", megatron.optimizer_offload);
+  node.read("tensor_model_parallel_size", megatron.tensor_model_parallel_size);
+  node.read("sequence_parallel", megatron.sequence_parallel);
+  node.read("context_parallel_size", megatron.context_parallel_size);
+  node.read("pipeline_model_parallel_size", megatron.pipeline_model_parallel_size);
+  node.read("virtual_pipeline_model_parallel_size", megatron.virtual_pipeline_model_parallel_size);
+  node.read("expert_model_parallel_size", megatron.expert_model_parallel_size);
+  node.read("expert_tensor_parallel_size", megatron.expert_tensor_parallel_size);
+  const std::string override = "override_transformer_config.";
+  RecomputeConfig& recompute = megatron.recompute;
+  node.read(override + "recompute_granularity", recompute.recompute_granularity);
+  node.read(override + "recompute_method", recompute.recompute_method);
+  node.read(override + "recompute_num_layers", recompute.recompute_num_layers);
+  node.read(override + "recompute_modules", recompute.recompute_modules);
+}
+
+void read_stages(const ConfigNode& node, StagesConfig& stages) {
+  node.read("num_layers_in_first_pipeline_stage", stages.num_layers_in_first_pipeline_stage);
+  node.read("num_layers_in_last_pipeline_stage", stages.num_layers_in_last_pipeline_stage);
+  node.read("num_layers_per_virtual_pipeline_stage", stages.num_layers_per_virtual_pipeline_stage);
+  node.read("account_for_embedding_in_pipeline_split",
+            stages.account_for_embedding_in_pipeline_split);
+  node.read("account_for_loss_in_pipeline_split", stages.account_for_loss_in_pipeline_split);
 }
 
 void read_optim(const ConfigNode& node, OptimConfig& optim) {
@@ -257,7 +253,6 @@ Config config_from_json(const std::string& text) {
   read_actor(node("actor_rollout_ref.actor."), config.actor);
   read_optim(node("actor_rollout_ref.actor.optim."), config.actor.optim);
   read_fsdp(node("actor_rollout_ref.actor.fsdp_config."), config.actor.fsdp);
-  read_sharding(node("actor_rollout_ref.actor.fsdp_config."), config.actor.fsdp);
   node("actor_rollout_ref.actor.").read("strategy", config.actor.strategy);
   read_megatron(node("actor_rollout_ref.actor.megatron."), config.actor.megatron);
   read_router(node("actor_rollout_ref.actor.megatron.override_transformer_config."),
@@ -268,7 +263,6 @@ Config config_from_json(const std::string& text) {
   read_critic(node("critic."), config.critic);
   read_optim(node("critic.optim."), config.critic.optim);
   read_fsdp(node("critic.fsdp."), config.critic.fsdp);
-  read_sharding(node("critic.fsdp."), config.critic.fsdp);
   node("critic.").read("strategy", config.critic.strategy);
   node("actor_rollout_ref.ref.").read("strategy", config.ref_strategy);
   const std::string ulysses = "ulysses_sequence_parallel_size";

@@ -15,6 +15,8 @@ Config config_from_json(const std::string& text);
 // Parts that the trees of other trainers hold too.
 void read_optim(const ConfigNode& node, OptimConfig& optim);
 void read_fsdp(const ConfigNode& node, FsdpConfig& fsdp);
+void read_megatron(const ConfigNode& node, MegatronConfig& megatron);
+void read_stages(const ConfigNode& node, StagesConfig& stages);
 void read_sharing(const ConfigNode& node, SharingConfig& sharing);
 
 }  // namespace banyan::train

@@ -1,8 +1,7 @@
 #include "banyan/train/finetune.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <set>
@@ -11,18 +10,20 @@
 #include "banyan/checkpoint/folder.h"
 #include "banyan/core/error.h"
 #include "banyan/core/memory.h"
-#include "banyan/core/threads.h"
 #include "banyan/feature/running.h"
 #include "banyan/optim/adamw.h"
 #include "banyan/optim/schedule.h"
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/finetune_exchange.h"
+#include "banyan/train/finetune_layout.h"
 #include "banyan/train/memory_keys.h"
 #include "banyan/train/objective.h"
 #include "banyan/train/offload.h"
 #include "banyan/train/run_support.h"
+#include "banyan/train/sharded_model.h"
 #include "banyan/train/token_budget.h"
+#include "banyan/train/walk.h"
 
 namespace banyan::train {
 namespace {
@@ -43,29 +44,34 @@ void add(const BatchResult& from, BatchResult& to) {
 
 class FinetuneRun {
  public:
-  FinetuneRun(const FinetuneConfig& config, FinetuneHost& host, parallel::Collectives& ranks)
-      : config_(config), host_(host), ranks_(ranks), num_steps_(total_steps(config)) {
-    keep_freed_memory();
-    at::set_num_threads(static_cast<int>(choose_threads(thread_facts())));
+  FinetuneRun(const FinetuneConfig& config, FinetuneHost& host, parallel::Groups& groups)
+      : config_(config),
+        host_(host),
+        groups_(groups),
+        ranks_(groups.world),
+        num_steps_(total_steps(config)) {
+    set_up_process();
     schedule_ = optim::schedule_from(config.optim, num_steps_);
     // An unknown schedule fails here, before a model loads.
     if (optim::learning_rate(schedule_, 0) == 0.0) {  // T38
       host_.say(
           "the learning rate of the first step is 0: it changes nothing (lr, lr_warmup_steps)");
     }
+    check_finetune_layout(config, groups);
+    recompute();
     std::vector<std::string> notes;
-    model_ = models::load_model(config.model.path, finetune_load_options(config, &notes));
-    model_->set_recompute(
-        recompute_of(config.model.enable_gradient_checkpointing, /*recompute=*/{}, "model"));
-    optimizer_ =
-        std::make_unique<optim::AdamW>(model_->params(), adamw_options(config.optim), &ranks_);
+    model_ = load_finetuned(
+        config, config.model.path, finetune_load_options(config, &notes), groups, fsdp_);
+    model_->set_recompute(recompute());
+    optimizer_ = make_optimizer(config.optim, *model_, groups);
     resume();
     if (step_ == 0) {
       for (const std::string& note : notes) host_.say(note);
     }
     trie::CostModel cost;
     if (config.sharing.mode == "auto") {
-      cost = calibrated_cost(*model_, config.trainer.default_local_dir, ranks_);
+      cost = calibrated_cost(
+          *model_, [&] { return load_whole(); }, config.trainer.default_local_dir, ranks_);
     }
     if (!config_.data.max_token_len_per_gpu && config.sharing.max_tokens_per_block == 0) {
       config_.data.max_token_len_per_gpu = chosen_token_budget(
@@ -78,10 +84,11 @@ class FinetuneRun {
           host_,
           ranks_);
     }
-    const OffloadOptions away = offload_of(config.engine, /*megatron=*/{}, config.offload_dir);
+    const OffloadOptions away = offload_of(config.engine, config.megatron, config.offload_dir);
     if (wants_folder(away)) host_.say(kWantsFolder);
     offload(away, *model_, optimizer_.get());
-    objective_ = make_objective(config_, cost, *model_, host_);
+    objective_ =
+        make_objective(config_, finetune_layout(config, cost, groups), *model_, host_, groups);
   }
 
   TrainSummary run() {
@@ -104,6 +111,19 @@ class FinetuneRun {
   }
 
  private:
+  nn::Recompute recompute() const {
+    return recompute_of(config_.model.enable_gradient_checkpointing,
+                        config_.megatron.recompute,
+                        "engine.override_transformer_config");
+  }
+
+  std::unique_ptr<models::CausalLM> load_whole() const {
+    auto whole =
+        models::load_model(config_.model.path, finetune_load_options(config_, /*notes=*/nullptr));
+    whole->set_recompute(recompute());
+    return whole;
+  }
+
   void resume() {
     const FinetuneTrainerConfig& trainer = config_.trainer;
     const std::string path = find_checkpoint(
@@ -120,6 +140,7 @@ class FinetuneRun {
 
   void step() {
     Clock whole, stage;
+    const std::map<std::string, int64_t> sent_before = parallel::sent_bytes(groups_);
     const std::vector<int64_t> rows = host_.next_rows(config_.data.train_batch_size);
     model_->params().ensure_grads();
     model_->params().zero_grads();
@@ -140,20 +161,30 @@ class FinetuneRun {
     metrics["perf/throughput"] = static_cast<double>(result.logical_tokens) /
                                  std::max(1e-9, metrics["timing_s/step"]) /
                                  static_cast<double>(ranks_.size());
+    for (const auto& [what, bytes] : parallel::sent_bytes(groups_)) {
+      const auto before = sent_before.find(what);
+      metrics["comm/" + what + "_bytes"] =
+          static_cast<double>(bytes - (before != sent_before.end() ? before->second : 0));
+    }
     finish(metrics);
   }
 
   // The batch's figures; its gradients, or over several ranks the sums of what the optimizer owns.
   BatchResult gradients(const std::vector<int64_t>& rows) {
     const feature::Running running;
-    RowsOfRank own = spread_rows(rows, host_.examples(rows, /*validation=*/false), ranks_);
+    std::vector<Example> examples = host_.examples(rows, /*validation=*/false);
+    const double weight = objective_->weight(examples);
+    RowsOfRank own = spread_rows(rows, std::move(examples), groups_.data);
     BatchResult result;
-    if (!own.rows.empty()) result = objective_->train(own.rows, std::move(own.examples));
-    double share = 1.0;
-    result = merge_batch(result, ranks_, share);
-    scale_gradients(model_->params(), share);
+    if (takes_part(own)) result = objective_->train(own.rows, std::move(own.examples), weight);
+    model_->params().finish_grads();
+    result = merge_batch(result, weight, groups_.data);
     optimizer_->reduce_gradients();
     return result;
+  }
+
+  bool takes_part(const RowsOfRank& own) const {
+    return !own.rows.empty() || walks_together(*model_);
   }
 
   // Validates where due, logs, saves where due, and stops a run whose updates have become
@@ -205,11 +236,12 @@ class FinetuneRun {
     for (int64_t begin = 0; begin < config_.num_val_rows; begin += size) {
       std::vector<int64_t> rows(std::min(size, config_.num_val_rows - begin));
       std::iota(rows.begin(), rows.end(), begin);
-      RowsOfRank own = spread_rows(rows, host_.examples(rows, /*validation=*/true), ranks_);
+      std::vector<Example> examples = host_.examples(rows, /*validation=*/true);
+      const double weight = objective_->weight(examples);
+      RowsOfRank own = spread_rows(rows, std::move(examples), groups_.data);
       BatchResult result;
-      if (!own.rows.empty()) result = objective_->score(own.rows, std::move(own.examples));
-      double share = 1.0;
-      add(merge_batch(result, ranks_, share), all);
+      if (takes_part(own)) result = objective_->score(own.rows, std::move(own.examples), weight);
+      add(merge_batch(result, weight, groups_.data), all);
     }
     metrics["val/loss"] = all.loss;
     for (const auto& [name, metric] : all.metrics) metrics["val/" + name] = algo::value_of(metric);
@@ -222,14 +254,14 @@ class FinetuneRun {
     state.skipped_in_a_row = skipped_in_a_row_;
     state.extra = host_.save_state();
     optimizer_->gather_moments();
-    if (ranks_.is_first()) {
-      checkpoint::save(trainer.default_local_dir,
-                       *model_,
-                       *optimizer_,
-                       state,
-                       config_.model.path,
-                       trainer.max_ckpt_to_keep.value_or(0));
-    }
+    checkpoint::save(trainer.default_local_dir,
+                     *model_,
+                     *optimizer_,
+                     state,
+                     config_.model.path,
+                     trainer.max_ckpt_to_keep.value_or(0),
+                     /*critic=*/nullptr,
+                     ranks_.is_alone() ? nullptr : &groups_);
     optimizer_->take_moments();
     model_->params().rest();
     saved_step_ = step_;
@@ -238,7 +270,8 @@ class FinetuneRun {
 
   FinetuneConfig config_;  // with the token budget that was chosen
   FinetuneHost& host_;
-  parallel::Collectives& ranks_;
+  parallel::Groups& groups_;
+  parallel::Collectives& ranks_;  // all of them
   int64_t num_steps_ = 0;
   int64_t step_ = 0;
   int64_t saved_step_ = -1;
@@ -246,6 +279,7 @@ class FinetuneRun {
   double save_seconds_ = 0.0;
   optim::ScheduleOptions schedule_;
   std::unique_ptr<models::CausalLM> model_;
+  std::unique_ptr<parallel::Fsdp> fsdp_;  // null: the weights are whole
   std::unique_ptr<optim::AdamW> optimizer_;
   std::unique_ptr<Objective> objective_;
   std::set<std::string> said_;
@@ -254,11 +288,9 @@ class FinetuneRun {
 
 }  // namespace
 
-TrainSummary finetune(const FinetuneConfig& config,
-                      FinetuneHost& host,
-                      parallel::Collectives* ranks) {
-  parallel::Collectives alone;
-  return FinetuneRun(config, host, ranks != nullptr ? *ranks : alone).run();
+TrainSummary finetune(const FinetuneConfig& config, FinetuneHost& host, parallel::Groups* groups) {
+  parallel::Groups alone;
+  return FinetuneRun(config, host, groups != nullptr ? *groups : alone).run();
 }
 
 }  // namespace banyan::train

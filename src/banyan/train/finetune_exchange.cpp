@@ -32,38 +32,27 @@ RowsOfRank spread_rows(const std::vector<int64_t>& rows,
   return own;
 }
 
-BatchResult merge_batch(const BatchResult& own, parallel::Collectives& ranks, double& share) {
-  share = 1.0;
+BatchResult merge_batch(const BatchResult& own, double weight, parallel::Collectives& ranks) {
   if (ranks.is_alone()) return own;
   WireWriter out;
   out.put(own.loss);
-  out.put(own.weight);
   out.put(own.logical_tokens);
   out.put(own.unique_tokens);
   out.put(own.computed_tokens);
   put_metrics(own.metrics, out);
   out.put(own.warnings);
   BatchResult all;
+  all.weight = weight;
   for (const std::string& bytes : ranks.all_gather_bytes(out.bytes())) {
     WireReader in(bytes);
-    const auto loss = in.next<double>();
-    const auto weight = in.next<double>();
-    if (weight > 0.0) all.loss += loss * weight;
-    all.weight += weight;
+    all.loss += in.next<double>();
     all.logical_tokens += in.next<int64_t>();
     all.unique_tokens += in.next<int64_t>();
     all.computed_tokens += in.next<int64_t>();
     algo::merge(get_metrics(in), all.metrics);
     add_new(in.next<std::vector<std::string>>(), all.warnings);
   }
-  if (all.weight > 0.0) all.loss /= all.weight;
-  share = all.weight > 0.0 ? own.weight / all.weight : 0.0;
   return all;
-}
-
-void scale_gradients(ParamTable& params, double share) {
-  if (share == 1.0) return;
-  for (Param& param : params.params()) param.grad.mul_(share);
 }
 
 }  // namespace banyan::train

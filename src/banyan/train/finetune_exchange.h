@@ -1,12 +1,11 @@
-// Training on given text over several ranks: the examples of a batch are spread, each rank's
-// objective takes the mean over its own weight w (scored tokens, or pairs), and the batch's mean is
-//   loss = sum_r (w_r / W) loss_r,   gradient = sum_r (w_r / W) gradient_r,   W = sum_r w_r
+// Training on given text over several ranks: every rank is given the rows of a batch, knows its
+// weight and computes some of its examples; losses and gradients are shares of the batch's mean and
+// are added.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "banyan/core/param.h"
 #include "banyan/parallel/collectives.h"
 #include "banyan/train/objective.h"
 
@@ -23,10 +22,7 @@ RowsOfRank spread_rows(const std::vector<int64_t>& rows,
                        std::vector<Example> examples,
                        const parallel::Collectives& ranks);
 
-// The figures of the whole batch; `share` becomes w_r / W.
-BatchResult merge_batch(const BatchResult& own, parallel::Collectives& ranks, double& share);
-
-// Gradients times `share`.
-void scale_gradients(ParamTable& params, double share);
+// (all) The figures of the whole batch of `weight`.
+BatchResult merge_batch(const BatchResult& own, double weight, parallel::Collectives& ranks);
 
 }  // namespace banyan::train

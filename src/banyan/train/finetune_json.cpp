@@ -49,6 +49,10 @@ FinetuneConfig finetune_config_from_json(const std::string& text) {
   read_data(node("data."), config.data);
   node("engine.").read("dtype", config.dtype);
   read_fsdp(node("engine."), config.engine);
+  read_megatron(node("engine."), config.megatron);
+  read_stages(node("engine.override_transformer_config."), config.stages);
+  node("engine.").read("strategy", config.strategy);
+  node("engine.").read("ulysses_sequence_parallel_size", config.ulysses_sequence_parallel_size);
   read_optim(node("optim."), config.optim);
   read_sharing(node("sharing."), config.sharing);
   node("sharing.").read("margin", config.sharing_margin);
@@ -58,6 +62,7 @@ FinetuneConfig finetune_config_from_json(const std::string& text) {
   read_trainer(node("trainer."), config.trainer);
   node("banyan.").read("kernels", config.kernels);
   node("banyan.").read("offload_dir", config.offload_dir);
+  node("banyan.").read("fsdp_reduce_each_block", config.fsdp_reduce_each_block);
   node("banyan.").read("max_nonfinite_steps", config.max_nonfinite_steps);
   node("_shell.").read("num_train_rows", config.num_train_rows);
   node("_shell.").read("num_val_rows", config.num_val_rows);

@@ -55,7 +55,8 @@ std::map<std::string, at::Tensor> run_on(int64_t size, FinetuneConfig config, in
   std::vector<std::map<int64_t, Metrics>> logged(size);
   testing::run_ranks(size, [&](parallel::Collectives& ranks) {
     FakeFinetuneHost host(rows(10, num_samples), rows(3, num_samples));
-    finetune(config, host, &ranks);
+    parallel::Groups groups = parallel::data_parallel(ranks);
+    finetune(config, host, &groups);
     logged[ranks.rank()] = host.logged;
   });
   for (const auto& mine : logged) {

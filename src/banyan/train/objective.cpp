@@ -58,17 +58,21 @@ BatchResult train_pass(const Pass& pass,
     split.emplace(pass, plan, samples);
     result.computed_tokens += split->num_computed();
   }
-  walk(pass.model,
-       plan,
-       pass.head,
-       LossScope::kSample,
-       [&](const std::vector<int32_t>& which, const TokenOutputs& outputs) {
-         Evaluated evaluated =
-             split ? split->evaluate(evaluate, which, outputs) : evaluate(which, outputs);
-         result.loss += evaluated.loss;
-         algo::merge(evaluated.metrics, result.metrics);
-         return std::move(evaluated.gradients);
-       });
+  walk(
+      pass.model,
+      plan,
+      pass.head,
+      LossScope::kSample,
+      [&](const std::vector<int32_t>& which, const TokenOutputs& outputs) {
+        Evaluated evaluated =
+            split ? split->evaluate(evaluate, which, outputs) : evaluate(which, outputs);
+        result.loss += evaluated.loss;
+        algo::merge(evaluated.metrics, result.metrics);
+        return std::move(evaluated.gradients);
+      },
+      /*observer=*/nullptr,
+      /*routers=*/{},
+      pass.layout.context);
   return result;
 }
 
@@ -76,7 +80,9 @@ BatchResult score_pass(const Pass& pass,
                        const std::vector<Sample>& samples,
                        const Evaluate& evaluate) {
   const trie::Plan plan = plan_of(pass, samples, /*for_backward=*/false);
-  const SampleScores scores = score_samples(pass.model, plan, pass.head);
+  const SampleScores scores =
+      score_samples(pass.model, plan, pass.head, /*observer=*/nullptr, pass.layout.context);
+  if (samples.empty()) return empty_result(plan);
   TokenOutputs outputs;
   outputs.value = at::cat(scores.value);
   outputs.offsets.assign(1, 0);
@@ -94,33 +100,36 @@ BatchResult score_pass(const Pass& pass,
 
 std::vector<at::Tensor> log_probs(const Pass& pass, const std::vector<Sample>& samples) {
   const trie::Plan plan = plan_of(pass, samples, /*for_backward=*/false);
-  return score_samples(pass.model, plan, pass.head).value;
+  return score_samples(pass.model, plan, pass.head, /*observer=*/nullptr, pass.layout.context)
+      .value;
 }
 
 Pass pass_of(const FinetuneConfig& config,
-             const trie::CostModel& cost,
+             const Layout& layout,
              int64_t samples_per_row,
              models::CausalLM& model) {
   BlockLimits limits{.max_tokens = config.data.max_token_len_per_gpu.value_or(0)};
   if (!config.data.use_dynamic_bsz) {
     limits.max_samples = samples_per_row * config.data.micro_batch_size_per_gpu;
   }
-  return {model, config.sharing, config.sharing_margin, cost, limits};
+  return {model, config.sharing, config.sharing_margin, layout, limits};
 }
 
 trie::Plan plan_of(const Pass& pass, const std::vector<Sample>& samples, bool for_backward) {
-  const Layout layout{decide_sharing(pass.sharing, pass.margin, pass.cost, pass.limits, samples),
-                      pass.cost};
-  return trie::plan(samples, plan_options(pass.sharing, layout, pass.limits, for_backward));
+  Layout layout = pass.layout;
+  layout.share = decide_sharing(pass.sharing, pass.margin, layout.cost, pass.limits, samples);
+  const trie::PlanOptions options = plan_options(pass.sharing, layout, pass.limits, for_backward);
+  return train::plan_of(samples, options, layout);
 }
 
 }  // namespace detail
 
 std::unique_ptr<Objective> make_objective(const FinetuneConfig& config,
-                                          const trie::CostModel& cost,
+                                          const Layout& layout,
                                           models::CausalLM& model,
-                                          FinetuneHost& host) {
-  const detail::Pass pass = detail::pass_of(config, cost, config.preference ? 2 : 1, model);
+                                          FinetuneHost& host,
+                                          parallel::Groups& groups) {
+  const detail::Pass pass = detail::pass_of(config, layout, config.preference ? 2 : 1, model);
   if (!config.preference) return detail::make_sft(pass);
   const std::string& objective = config.preference->objective;
   if (objective == "reward_model") return detail::make_reward_model(config, pass);
@@ -128,7 +137,7 @@ std::unique_ptr<Objective> make_objective(const FinetuneConfig& config,
                "[config] preference.objective: wanted dpo, ipo or reward_model, got '",
                objective,
                "'");
-  return detail::make_preference(config, pass, host);
+  return detail::make_preference(config, pass, host, groups);
 }
 
 models::LoadOptions finetune_load_options(const FinetuneConfig& config,

@@ -5,6 +5,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "banyan/train/detail/objectives.h"
@@ -39,10 +40,12 @@ std::array<Group, 3> groups_of(const std::vector<int32_t>& which, size_t num_sam
 SplitPairs::SplitPairs(const Pass& pass, const trie::Plan& plan, const std::vector<Sample>& samples)
     : values_(samples.size()) {
   std::vector<int32_t> entry(samples.size(), -1);
+  const auto width = static_cast<size_t>(plan.blocks_per_round);
   for (size_t e = 0; e < plan.entries.size(); ++e) {
     if (plan.entries[e].action != trie::Action::kLoss) continue;
-    for (const int32_t s : plan.blocks[plan.entries[e].block].samples) {
-      entry[s] = static_cast<int32_t>(e);
+    const size_t begin = plan.entries[e].block * width;
+    for (size_t b = begin; b < std::min(begin + width, plan.blocks.size()); ++b) {
+      for (const int32_t s : plan.blocks[b].samples) entry[s] = static_cast<int32_t>(e);
     }
   }
   std::vector<Sample> split;
@@ -52,9 +55,10 @@ SplitPairs::SplitPairs(const Pass& pass, const trie::Plan& plan, const std::vect
     split.push_back(samples[s]);
     origin.push_back(s);
   }
-  if (split.empty()) return;
+  if (split.empty() && !walks_together(pass.model)) return;
   const trie::Plan scoring = plan_of(pass, split, /*for_backward=*/false);
-  const SampleScores scores = score_samples(pass.model, scoring, pass.head);
+  const SampleScores scores =
+      score_samples(pass.model, scoring, pass.head, /*observer=*/nullptr, pass.layout.context);
   for (size_t k = 0; k < split.size(); ++k) values_[origin[k]] = scores.value[k];
   num_computed_ = scoring.num_computed;
 }

@@ -227,21 +227,30 @@ void set_ranks(const Config& config, parallel::Groups& groups, Layout& layout) {
   layout.gradient_ranks = &parallel::gradient_ranks(groups);
 }
 
+void check_heads(const char* key,
+                 int64_t ranks,
+                 const std::string& directory,
+                 models::LoadOptions options,
+                 parallel::Groups& groups) {
+  options.with_backward = false;
+  options.with_values = false;
+  set_cut(/*sequence_parallel=*/false, groups, options);
+  const auto outline = models::load_model(directory, options);
+  const parallel::TensorParallel* tensor = outline->tensor();
+  const models::ModelShape& shape = outline->shape();
+  check_ulysses(key,
+                ranks,
+                tensor != nullptr ? tensor->heads().count : shape.heads,
+                tensor != nullptr ? tensor->kv_heads().count : shape.kv_heads);
+}
+
 void check_heads(const Config& config, parallel::Groups& groups) {
   const int64_t ranks = config.actor.ulysses_sequence_parallel_size;
   if (ranks == 1) return;
   const auto check = [&](const std::string& directory, models::HeadKind head) {
     models::LoadOptions options{{.dtype = at::kFloat}, /*with_backward=*/false};
     options.head = head;
-    options.with_values = false;
-    set_cut(/*sequence_parallel=*/false, groups, options);
-    const auto outline = models::load_model(directory, options);
-    const parallel::TensorParallel* tensor = outline->tensor();
-    const models::ModelShape& shape = outline->shape();
-    check_ulysses(kUlysses,
-                  ranks,
-                  tensor != nullptr ? tensor->heads().count : shape.heads,
-                  tensor != nullptr ? tensor->kv_heads().count : shape.kv_heads);
+    check_heads(kUlysses, ranks, directory, options, groups);
   };
   check(config.model.path, models::HeadKind::kVocabulary);
   if (config.actor.use_kl_loss || config.algorithm.use_kl_in_reward) {

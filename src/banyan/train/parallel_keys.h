@@ -25,6 +25,12 @@ void set_ranks(const Config& config, parallel::Groups& groups, Layout& layout);
 // Throws [config] if the heads of a model (its part on this rank) cannot be dealt out over
 // ulysses_sequence_parallel_size ranks. Reads no weights.
 void check_heads(const Config& config, parallel::Groups& groups);
+// The same of one model, loaded as `options` say, with the key's name.
+void check_heads(const char* key,
+                 int64_t ranks,
+                 const std::string& directory,
+                 models::LoadOptions options,
+                 parallel::Groups& groups);
 // How the layers of the run's models are dealt out in stages, and that for what is loaded.
 parallel::StageSplit stage_split(const Config& config);
 void set_stages(const parallel::StageSplit& split,

@@ -30,25 +30,33 @@ class RewardModel final : public Objective {
     options_.center_rewards_coefficient = config.preference->center_rewards_coefficient;
   }
 
-  BatchResult train(const std::vector<int64_t>& rows, std::vector<Example> batch) override {
-    const double pairs = static_cast<double>(rows.size());
-    BatchResult result = train_pass(pass_, closed(std::move(batch)), /*pairs=*/true, loss(pairs));
-    result.weight = pairs;
+  double weight(const std::vector<Example>& batch) const override {
+    return static_cast<double>(batch.size());
+  }
+
+  BatchResult train(const std::vector<int64_t>& rows,
+                    std::vector<Example> examples,
+                    double weight) override {
+    const std::vector<Sample> samples = closed(std::move(examples));
+    BatchResult result = train_pass(pass_, samples, /*pairs=*/true, loss(rows.size(), weight));
+    result.weight = weight;
     return result;
   }
 
-  BatchResult score(const std::vector<int64_t>& rows, std::vector<Example> batch) override {
-    const double pairs = static_cast<double>(rows.size());
-    BatchResult result = score_pass(pass_, closed(std::move(batch)), loss(pairs));
-    result.weight = pairs;
+  BatchResult score(const std::vector<int64_t>& rows,
+                    std::vector<Example> examples,
+                    double weight) override {
+    BatchResult result = score_pass(pass_, closed(std::move(examples)), loss(rows.size(), weight));
+    result.weight = weight;
     return result;
   }
 
  private:
-  // One number per sample: 2p chosen, 2p + 1 rejected.
-  Evaluate loss(double num_pairs) const {
-    return [this, num_pairs](const std::vector<int32_t>& which, const TokenOutputs& outputs) {
-      std::vector<int64_t> place(2 * static_cast<size_t>(num_pairs), -1);
+  // One number per sample: 2p chosen, 2p + 1 rejected, of the pairs here, of `num_pairs` in all.
+  Evaluate loss(size_t num_here, double num_pairs) const {
+    return [this, num_here, num_pairs](const std::vector<int32_t>& which,
+                                       const TokenOutputs& outputs) {
+      std::vector<int64_t> place(2 * num_here, -1);
       for (size_t k = 0; k < which.size(); ++k) place[which[k]] = static_cast<int64_t>(k);
       std::vector<int64_t> chosen, rejected;
       for (size_t p = 0; p < place.size(); p += 2) {

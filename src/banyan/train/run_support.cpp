@@ -85,6 +85,16 @@ trie::CostModel calibrated_cost(models::CausalLM& model,
   return broadcast(kept.value_or(cost), ranks);
 }
 
+trie::CostModel calibrated_cost(models::CausalLM& model,
+                                const std::function<std::unique_ptr<models::CausalLM>()>& load,
+                                const std::string& directory,
+                                parallel::Collectives& ranks) {
+  const bool in_parts = model.params().keeper() != nullptr || !holds_all(model);
+  std::unique_ptr<models::CausalLM> whole;
+  if (in_parts && ranks.is_first()) whole = load();
+  return calibrated_cost(whole ? *whole : model, directory, ranks);
+}
+
 int64_t most(int64_t value, parallel::Collectives& ranks) {
   const std::vector<double> all = ranks.all_gather_number(static_cast<double>(value));
   return static_cast<int64_t>(*std::max_element(all.begin(), all.end()));

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -34,6 +36,12 @@ std::string find_checkpoint(const std::string& resume_mode,
 bool holds_all(const models::CausalLM& model);
 
 trie::CostModel calibrated_cost(models::CausalLM& model,
+                                const std::string& directory,
+                                parallel::Collectives& ranks);
+// The same where the model may lie in parts or stages: of such a one the first rank measures
+// another, whole one that `load` brings.
+trie::CostModel calibrated_cost(models::CausalLM& model,
+                                const std::function<std::unique_ptr<models::CausalLM>()>& load,
                                 const std::string& directory,
                                 parallel::Collectives& ranks);
 

@@ -11,19 +11,26 @@ class Sft final : public Objective {
  public:
   explicit Sft(const Pass& pass) : pass_(pass) {}
 
-  BatchResult train(const std::vector<int64_t>&, std::vector<Example> batch) override {
-    const std::vector<Sample> samples = flatten(std::move(batch));
-    const double n = num_scored(samples);
-    BatchResult result = train_pass(pass_, samples, /*pairs=*/false, mean_loss(n));
-    result.weight = n;
+  double weight(const std::vector<Example>& batch) const override {
+    double n = 0.0;
+    for (const Example& example : batch) n += num_scored(example);
+    return n;
+  }
+
+  BatchResult train(const std::vector<int64_t>&,
+                    std::vector<Example> examples,
+                    double weight) override {
+    const std::vector<Sample> samples = flatten(std::move(examples));
+    BatchResult result = train_pass(pass_, samples, /*pairs=*/false, mean_loss(weight));
+    result.weight = weight;
     return result;
   }
 
-  BatchResult score(const std::vector<int64_t>&, std::vector<Example> batch) override {
-    const std::vector<Sample> samples = flatten(std::move(batch));
-    const double n = num_scored(samples);
-    BatchResult result = score_pass(pass_, samples, mean_loss(n));
-    result.weight = n;
+  BatchResult score(const std::vector<int64_t>&,
+                    std::vector<Example> examples,
+                    double weight) override {
+    BatchResult result = score_pass(pass_, flatten(std::move(examples)), mean_loss(weight));
+    result.weight = weight;
     return result;
   }
 

@@ -93,7 +93,10 @@ class Run {
       critic_notes_ = std::move(notes);
     }
     checkpoint::TrainerState state = resume();
-    if (config.sharing.mode == "auto") calibrate_cost();
+    if (config.sharing.mode == "auto") {
+      cost_ = calibrated_cost(
+          *actor_, [&] { return load_whole(); }, config.trainer.default_local_dir, ranks_);
+    }
     choose_token_budgets();
     offload_memory();
     std::vector<UnfinishedGroup> unfinished;
@@ -173,14 +176,10 @@ class Run {
   // Nobody else trains or generates.
   bool works_alone() const { return ranks_.is_alone() && num_rollout_ranks(config_) == 0; }
 
-  // On whole weights: of a cut actor the first rank loads another one for this.
-  void calibrate_cost() {
-    std::unique_ptr<models::CausalLM> whole;
-    if ((fsdp_ || !holds_all(*actor_)) && ranks_.is_first()) {
-      whole = models::load_model(config_.model.path, {compute_options(config_), true});
-      whole->set_recompute(actor_recompute(config_));
-    }
-    cost_ = calibrated_cost(whole ? *whole : *actor_, config_.trainer.default_local_dir, ranks_);
+  std::unique_ptr<models::CausalLM> load_whole() const {
+    auto whole = models::load_model(config_.model.path, {compute_options(config_), true});
+    whole->set_recompute(actor_recompute(config_));
+    return whole;
   }
 
   // Where no key bounds the blocks.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "banyan/parallel/groups.h"
 #include "banyan/train/layout.h"
 #include "banyan/train/objective.h"
 #include "banyan/train/walk.h"
@@ -32,14 +33,14 @@ struct Pass {
   models::CausalLM& model;
   SharingConfig sharing;
   double margin = 0.0;  // sharing.margin
-  trie::CostModel cost;
+  Layout layout;        // with the ranks; whether to share is decided for each batch
   BlockLimits limits;
   HeadSpec head = {};
 };
 
 // `samples_per_row` counts the samples of a row for data.micro_batch_size_per_gpu.
 Pass pass_of(const FinetuneConfig& config,
-             const trie::CostModel& cost,
+             const Layout& layout,
              int64_t samples_per_row,
              models::CausalLM& model);
 
@@ -49,7 +50,8 @@ trie::Plan plan_of(const Pass& pass, const std::vector<Sample>& samples, bool fo
 // Pairs (samples 2p and 2p + 1) that a plan completes in two loss entries.
 class SplitPairs {
  public:
-  // Runs their samples forward, without gradients; does nothing if no pair is split.
+  // Runs their samples forward, without gradients; does nothing if no pair is split, here or, where
+  // ranks walk together, on any of them.
   SplitPairs(const Pass& pass, const trie::Plan& plan, const std::vector<Sample>& samples);
 
   // `loss` on the pairs that samples `which` belong to, with gradients for those samples. Each pair
@@ -65,14 +67,14 @@ class SplitPairs {
   int64_t num_computed_ = 0;
 };
 
-// Plans the samples and walks the plan with gradients. `pairs`: samples 2p and 2p + 1 enter one
-// loss, so they are evaluated together.
+// Plans the samples and walks the plan with gradients, with the other ranks where they walk
+// together. `pairs`: samples 2p and 2p + 1 enter one loss, so they are evaluated together.
 BatchResult train_pass(const Pass& pass,
                        const std::vector<Sample>& samples,
                        bool pairs,
                        const Evaluate& evaluate);
 
-// The same without gradients; `evaluate` is called once.
+// The same without gradients; `evaluate` is called once, and not without samples.
 BatchResult score_pass(const Pass& pass,
                        const std::vector<Sample>& samples,
                        const Evaluate& evaluate);
@@ -83,7 +85,8 @@ std::vector<at::Tensor> log_probs(const Pass& pass, const std::vector<Sample>& s
 std::unique_ptr<Objective> make_sft(const Pass& pass);
 std::unique_ptr<Objective> make_preference(const FinetuneConfig& config,
                                            const Pass& pass,
-                                           FinetuneHost& host);
+                                           FinetuneHost& host,
+                                           parallel::Groups& groups);
 std::unique_ptr<Objective> make_reward_model(const FinetuneConfig& config, const Pass& pass);
 
 }  // namespace banyan::train::detail

@@ -1,0 +1,120 @@
+#include "banyan/train/finetune_layout.h"
+
+#include <array>
+#include <functional>
+#include <utility>
+
+#include "banyan/core/error.h"
+#include "banyan/train/memory_keys.h"
+#include "banyan/train/objective.h"
+#include "banyan/train/parallel_keys.h"
+#include "banyan/train/sharded_model.h"
+
+namespace banyan::train {
+namespace {
+
+// Names in the rules' messages, the longest first, and what they are called here.
+constexpr std::array<std::pair<const char*, const char*>, 6> kNames = {{
+    {"actor_rollout_ref.actor.megatron.", "engine."},
+    {"actor_rollout_ref.actor.fsdp_config.", "engine."},
+    {"actor_rollout_ref.actor.", "engine."},
+    {"actor_rollout_ref.ref.", "engine."},
+    {"actor_rollout_ref.", ""},
+    {"banyan.trainer.main_ppo", "banyan.trainer.sft_trainer"},
+}};
+
+void under_our_names(const std::function<void()>& check) {
+  try {
+    check();
+  } catch (const std::invalid_argument& error) {
+    std::string text = error.what();
+    for (const auto& [theirs, ours] : kNames) {
+      const std::string from = theirs;
+      for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at)) {
+        text.replace(at, from.size(), ours);
+      }
+    }
+    BANYAN_CHECK(false, text);
+  }
+}
+
+bool has_reference(const FinetuneConfig& config) {
+  return config.preference && config.preference->objective != "reward_model" &&
+         !config.preference->reference_free;
+}
+
+// The keys as those of an actor and its reference; what is not about layout has no meaning.
+Config as_actor(const FinetuneConfig& config) {
+  Config keys{};
+  keys.model = config.model;
+  ActorConfig& actor = keys.actor;
+  actor.strategy = config.strategy;
+  actor.fsdp = config.engine;
+  actor.megatron = config.megatron;
+  actor.stages = config.stages;
+  actor.ulysses_sequence_parallel_size = config.ulysses_sequence_parallel_size;
+  const MegatronConfig& megatron = config.megatron;
+  keys.ref_tensor_model_parallel_size = megatron.tensor_model_parallel_size;
+  keys.ref_sequence_parallel = megatron.sequence_parallel;
+  keys.ref_context_parallel_size = megatron.context_parallel_size;
+  keys.ref_ulysses_sequence_parallel_size = config.ulysses_sequence_parallel_size;
+  keys.ref_pipeline_model_parallel_size = megatron.pipeline_model_parallel_size;
+  keys.ref_virtual_pipeline_model_parallel_size = megatron.virtual_pipeline_model_parallel_size;
+  keys.ref_expert_model_parallel_size = megatron.expert_model_parallel_size;
+  keys.ref_expert_tensor_parallel_size = megatron.expert_tensor_parallel_size;
+  keys.sharing = config.sharing;
+  keys.sharing.verify = "off";
+  keys.fsdp_reduce_each_block = config.fsdp_reduce_each_block;
+  keys.critic.enable = false;
+  keys.algorithm.adv_estimator = "grpo";
+  keys.trainer_v1.trainer_mode = "sync";
+  keys.hybrid_engine = true;
+  return keys;
+}
+
+}  // namespace
+
+parallel::MeshShape finetune_mesh(const FinetuneConfig& config) {
+  return mesh_shape(as_actor(config));
+}
+
+void check_finetune_layout(const FinetuneConfig& config, parallel::Groups& groups) {
+  under_our_names([&] {
+    const Config keys = as_actor(config);
+    check_sharding(keys);
+    check_parallel(keys);
+    check_parallel(keys, groups);
+  });
+  if (config.ulysses_sequence_parallel_size == 1) return;
+  const auto check = [&](const std::string& directory) {
+    check_heads("engine.ulysses_sequence_parallel_size",
+                config.ulysses_sequence_parallel_size,
+                directory,
+                finetune_load_options(config, nullptr),
+                groups);
+  };
+  check(config.model.path);
+  if (has_reference(config)) check(config.preference->reference_path.value_or(config.model.path));
+}
+
+Layout finetune_layout(const FinetuneConfig& config,
+                       const trie::CostModel& cost,
+                       parallel::Groups& groups) {
+  Layout layout{/*share=*/true, cost};
+  set_ranks(as_actor(config), groups, layout);
+  return layout;
+}
+
+std::unique_ptr<models::CausalLM> load_finetuned(const FinetuneConfig& config,
+                                                 const std::string& path,
+                                                 models::LoadOptions options,
+                                                 parallel::Groups& groups,
+                                                 std::unique_ptr<parallel::Fsdp>& fsdp) {
+  const Config keys = as_actor(config);
+  set_cut(config.megatron.sequence_parallel, groups, options);
+  set_stages(stage_split(keys), groups, options);
+  set_experts(groups, options);
+  return load_sharded(path, options, actor_sharding(keys), groups, fsdp);
+}
+
+}  // namespace banyan::train
