@@ -19,7 +19,9 @@ std::map<std::string, int64_t*> sizes_of(parallel::MeshShape& shape) {
           {"pp", &shape.pp},
           {"etp", &shape.etp},
           {"shard", &shape.shard},
-          {"rollout", &shape.rollout}};
+          {"rollout", &shape.rollout},
+          {"rollout_tp", &shape.rollout_tp},
+          {"rollout_ep", &shape.rollout_ep}};
 }
 
 }  // namespace
@@ -29,9 +31,11 @@ parallel::MeshShape mesh_shape_from(const py::dict& sizes) {
   const std::map<std::string, int64_t*> fields = sizes_of(shape);
   for (const auto& [name, size] : sizes) {
     const auto field = fields.find(name.cast<std::string>());
-    BANYAN_CHECK(field != fields.end(),
-                 "[parallel] mesh: wanted tp, cp, ep, pp, etp, shard or rollout, got ",
-                 name.cast<std::string>());
+    BANYAN_CHECK(
+        field != fields.end(),
+        "[parallel] mesh: wanted tp, cp, ep, pp, etp, shard, rollout, rollout_tp or rollout_ep, "
+        "got ",
+        name.cast<std::string>());
     *field->second = size.cast<int64_t>();
   }
   return shape;

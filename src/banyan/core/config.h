@@ -177,6 +177,9 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   std::string dtype;       // bfloat16 | float32: compute type of actor and rollout alike
   int64_t nnodes;          // ranks that only generate are nnodes times n_gpus_per_node
   std::optional<int64_t> n_gpus_per_node;
+  int64_t tensor_model_parallel_size;  // ranks that hold one rollout model together
+  int64_t data_parallel_size;          // such groups that share its experts
+  int64_t expert_parallel_size;        // 1, or all ranks of those groups
 };
 
 struct EngineConfig {                            // banyan.engine, what verl has in engine_kwargs

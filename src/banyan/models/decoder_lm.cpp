@@ -123,8 +123,9 @@ at::Tensor DecoderLM::forward_chunk(int64_t chunk,
 }
 
 at::Tensor DecoderLM::infer(ops::KvPool& pool, const ops::PagedBatch& batch) {
-  // The native pass has its own code for every op of the body: not where a slot is changed.
-  const bool fused = decoder_->can_infer() && !ops::is_body_changed();
+  // The native pass has its own code for every op of the body: not where a slot is changed, nor
+  // where ranks add their terms between the products.
+  const bool fused = !tensor_ && decoder_->can_infer() && !ops::is_body_changed();
   return fused ? decoder_->infer(pool, batch) : CausalLM::infer(pool, batch);
 }
 

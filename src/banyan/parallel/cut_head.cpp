@@ -1,6 +1,8 @@
 #include "banyan/parallel/cut_head.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/where.h>
@@ -24,6 +26,21 @@ at::Tensor row_of_edges(const ops::EdgeIndex& index) {
 ops::EdgeIndex own_edges(const TensorParallel& tensor, const ops::EdgeIndex& index) {
   const TensorParallel::OwnTokens own = tensor.own_tokens(index.token);
   return {index.row_offsets, own.ids.sub(own.is_here.logical_not().to(at::kInt)), true};
+}
+
+at::Tensor whole_logits(const TensorParallel& tensor, const at::Tensor& own) {
+  const int64_t size = tensor.ranks().size();
+  const int64_t vocab = tensor.whole_vocab();
+  const int64_t longest = even_part(vocab, size, 0).count;  // later runs are shorter by one at most
+  at::Tensor part = own.to(at::kFloat);
+  if (part.size(1) < longest) part = at::constant_pad_nd(part, {0, longest - part.size(1)});
+  const at::Tensor all = tensor.ranks().all_gather(part.contiguous());  // [n, R, longest]
+  at::Tensor whole = at::empty({own.size(0), vocab}, part.options());
+  for (int64_t r = 0; r < size; ++r) {
+    const Part run = even_part(vocab, size, r);
+    whole.narrow(1, run.begin, run.count).copy_(all[r].narrow(1, 0, run.count));
+  }
+  return whole;
 }
 
 ops::EdgeLogprob edge_logprob_forward(const TensorParallel& tensor,

@@ -14,6 +14,10 @@ namespace banyan::parallel {
 // The edges as this rank's part sees them.
 ops::EdgeIndex own_edges(const TensorParallel& tensor, const ops::EdgeIndex& index);
 
+// [R, V] fp32 from the logits of this rank's part [R, own], which all ranks tell each other: bytes
+// sent (n - 1) R ceil(V / n) 4.
+at::Tensor whole_logits(const TensorParallel& tensor, const at::Tensor& own);
+
 // As ops::edge_logprob_forward, with the numbers of the whole vocabulary on all ranks. `own` are
 // own_edges; `token` of all edges is not needed.
 ops::EdgeLogprob edge_logprob_forward(const TensorParallel& tensor,

@@ -33,6 +33,8 @@ Groups make_groups(const Mesh& mesh, int64_t rank, const TransportOf& transport_
   groups.expert_data = along(Axis::kEdp);
   groups.rollout = along(Axis::kRollout);
   groups.hand_over = along(Axis::kHandOver);
+  groups.rollout_tensor = along(Axis::kRolloutTp);
+  groups.rollout_experts = along(Axis::kRolloutEp);
   return groups;
 }
 
@@ -53,7 +55,9 @@ std::map<std::string, int64_t> sent_bytes(const Groups& groups) {
                                    &groups.expert_model,
                                    &groups.expert_data,
                                    &groups.rollout,
-                                   &groups.hand_over}) {
+                                   &groups.hand_over,
+                                   &groups.rollout_tensor,
+                                   &groups.rollout_experts}) {
     for (const auto& [op, traffic] : ranks->traffic()) {
       out[ranks->name() + "/" + op] += traffic.bytes;
     }

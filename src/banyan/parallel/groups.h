@@ -14,22 +14,24 @@
 namespace banyan::parallel {
 
 struct Groups {
-  Collectives world;          // all ranks that train
-  Collectives data;           // dp: ranks with different samples and equal parts of the weights
-  Collectives tensor;         // tp: ranks with equal samples and different parts of each layer
-  Collectives context;        // cp: ranks with different tokens of the same samples
-  Collectives pipeline;       // pp: ranks with different layers
-  Collectives model;          // tp x pp: ranks that hold one copy of the weights together
-  Collectives embedding;      // first and last stage
-  Collectives data_context;   // dp x cp: ranks that add the gradients of dense weights
-  Collectives shard;          // of data x context: ranks over which FSDP cuts the weights
-  Collectives replica;        // ranks with equal shards
-  Collectives expert;         // ep
-  Collectives expert_tensor;  // etp
-  Collectives expert_model;   // etp x ep
-  Collectives expert_data;    // edp: ranks that add the gradients of experts
-  Collectives rollout;        // ranks that only generate, which are in no group above
-  Collectives hand_over;      // these, behind the first that trains
+  Collectives world;            // all ranks that train
+  Collectives data;             // dp: ranks with different samples and equal parts of the weights
+  Collectives tensor;           // tp: ranks with equal samples and different parts of each layer
+  Collectives context;          // cp: ranks with different tokens of the same samples
+  Collectives pipeline;         // pp: ranks with different layers
+  Collectives model;            // tp x pp: ranks that hold one copy of the weights together
+  Collectives embedding;        // first and last stage
+  Collectives data_context;     // dp x cp: ranks that add the gradients of dense weights
+  Collectives shard;            // of data x context: ranks over which FSDP cuts the weights
+  Collectives replica;          // ranks with equal shards
+  Collectives expert;           // ep
+  Collectives expert_tensor;    // etp
+  Collectives expert_model;     // etp x ep
+  Collectives expert_data;      // edp: ranks that add the gradients of experts
+  Collectives rollout;          // ranks that only generate, which are in no group above
+  Collectives hand_over;        // these, behind the first that trains
+  Collectives rollout_tensor;   // ranks that hold one rollout model, and generate the same
+  Collectives rollout_experts;  // ranks that share the experts of a rollout model
 };
 
 // The transport of group `index` of Mesh::groups().

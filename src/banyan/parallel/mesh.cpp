@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "banyan/core/error.h"
 
@@ -24,7 +25,9 @@ constexpr std::array<const char*, kNumAxes> kNames = {"world",
                                                       "shard",
                                                       "replica",
                                                       "rollout",
-                                                      "hand_over"};
+                                                      "hand_over",
+                                                      "rollout_tp",
+                                                      "rollout_ep"};
 
 void check_divides(int64_t world_size, int64_t product, const char* names) {
   BANYAN_CHECK(world_size % product == 0,
@@ -66,6 +69,18 @@ Mesh::Mesh(int64_t num_processes, const MeshShape& shape)
                dp_ * shape.cp,
                "), got ",
                shape_.shard);
+  const int64_t generating = shape.rollout > 0 ? shape.rollout : world_size;
+  const auto check_neighbours = [&](const char* key, int64_t size) {
+    BANYAN_CHECK(size >= 1 && generating % size == 0,
+                 "[parallel] actor_rollout_ref.rollout.",
+                 key,
+                 ": wanted a divisor of the number of processes that generate (",
+                 generating,
+                 "), got ",
+                 size);
+  };
+  check_neighbours("tensor_model_parallel_size", shape.rollout_tp);
+  check_neighbours("expert_parallel_size", shape.rollout_ep);
   for (int64_t axis = 0; axis < kNumAxes; ++axis) {
     for (int64_t rank = 0; rank < num_processes; ++rank) {
       std::vector<int64_t> ranks = ranks_of(static_cast<Axis>(axis), rank);
@@ -126,13 +141,25 @@ std::vector<int64_t> Mesh::coordinates(Axis axis, int64_t rank) const {
       return {tp, pp, dp_cp % shape_.shard};
     case Axis::kRollout:
     case Axis::kHandOver:
+    case Axis::kRolloutTp:
+    case Axis::kRolloutEp:
       break;
   }
   return {};
 }
 
+std::vector<int64_t> Mesh::neighbours(int64_t size, int64_t rank) const {
+  const int64_t first = shape_.rollout > 0 ? world_size_ : 0;
+  if (rank < first) return {rank};
+  std::vector<int64_t> ranks(size);
+  std::iota(ranks.begin(), ranks.end(), first + (rank - first) / size * size);
+  return ranks;
+}
+
 std::vector<int64_t> Mesh::ranks_of(Axis axis, int64_t rank) const {
   BANYAN_ASSERT(rank >= 0 && rank < num_processes_, "rank ", rank, " of ", num_processes_);
+  if (axis == Axis::kRolloutTp) return neighbours(shape_.rollout_tp, rank);
+  if (axis == Axis::kRolloutEp) return neighbours(shape_.rollout_ep, rank);
   const bool only_generates = rank >= world_size_;
   if (axis == Axis::kRollout || axis == Axis::kHandOver) {
     const bool hands_over = axis == Axis::kHandOver && rank == 0;

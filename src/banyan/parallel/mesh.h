@@ -5,7 +5,9 @@
 // so CP and a part of DP fold into EP. `rollout` further ranks come after these and only generate;
 // world is the number of those that train. Hybrid sharding cuts the ranks of dp x cp into `shard`
 // neighbours that hold one copy of the weights, and `replica` copies. A group is all ranks that are
-// equal on the other axes; groups with equal members are one group. Torch-free.
+// equal on the other axes; groups with equal members are one group. Those that generate (the ranks
+// that only do, or else all) are cut into neighbours once more, for the rollout's model.
+// Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +25,10 @@ struct MeshShape {
   int64_t etp = 1;
   int64_t shard = 0;    // ranks of dp x cp that hold one copy of the weights; 0: all of them
   int64_t rollout = 0;  // ranks behind the others that only generate
+  // Of those that generate, whoever they are: neighbours that hold one rollout model together, and
+  // that share its experts (1, or all ranks of one replica).
+  int64_t rollout_tp = 1;
+  int64_t rollout_ep = 1;
 };
 
 enum class Axis : uint8_t {
@@ -38,13 +44,15 @@ enum class Axis : uint8_t {
   kEtp,
   kEp,
   kEtpEp,
-  kEdp,       // gradients of experts
-  kShard,     // weights cut over these ranks
-  kReplica,   // equal shards
-  kRollout,   // those that only generate
-  kHandOver,  // the first that trains, and those that only generate
+  kEdp,        // gradients of experts
+  kShard,      // weights cut over these ranks
+  kReplica,    // equal shards
+  kRollout,    // those that only generate
+  kHandOver,   // the first that trains, and those that only generate
+  kRolloutTp,  // one rollout model
+  kRolloutEp,  // its experts
 };
-inline constexpr int64_t kNumAxes = 17;
+inline constexpr int64_t kNumAxes = 19;
 const char* axis_name(Axis axis);  // "dp", "dp_cp", ...
 
 struct MeshGroup {
@@ -71,6 +79,7 @@ class Mesh {
 
  private:
   std::vector<int64_t> coordinates(Axis axis, int64_t rank) const;
+  std::vector<int64_t> neighbours(int64_t size, int64_t rank) const;  // that generate
 
   int64_t num_processes_;
   int64_t world_size_;  // ranks that train

@@ -79,14 +79,22 @@ UnitWeights::UnitWeights(ParamTable& table, int64_t unit)
 
 void UnitWeights::fill(const at::Tensor& flat) {
   BANYAN_ASSERT(flat.numel() >= num_elements_, "unit ", unit_, " from ", flat.numel(), " numbers");
-  kept_.take();
-  passing_.take();
+  take();
   int64_t at = 0;
   for (const size_t i : params_) {
     const at::Tensor& master = table_.params()[i].master;
     master.view({-1}).copy_(flat.narrow(0, at, master.numel()));
     at += master.numel();
   }
+  complete();
+}
+
+void UnitWeights::take() {
+  kept_.take();
+  passing_.take();
+}
+
+void UnitWeights::complete() {
   table_.repack_unit(unit_);
   passing_.drop();
 }

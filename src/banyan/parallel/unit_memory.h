@@ -39,6 +39,9 @@ class UnitWeights {
   // Gives the unit its compute forms, and masters where they are forms. `flat` has at least the
   // unit's numbers, in any floating type.
   void fill(const at::Tensor& flat);
+  // The same in steps: memory for the masters, whose values somebody brings, then the forms.
+  void take();
+  void complete();
   // Neither masters nor forms have memory afterwards.
   void drop();
   // The unit's masters, which are there, one after the other.

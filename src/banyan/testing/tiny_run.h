@@ -187,6 +187,9 @@ inline Config tiny_config(const std::string& model_dir, const std::string& run_d
   rollout.free_cache_engine = true;
   rollout.dtype = "bfloat16";
   rollout.nnodes = 0;
+  rollout.tensor_model_parallel_size = 1;
+  rollout.data_parallel_size = 1;
+  rollout.expert_parallel_size = 1;
   config.engine = {.kv_cache_memory_bytes = {},
                    .mem_fraction_static = {},
                    .host_kv_bytes = -1,

@@ -119,6 +119,9 @@ void read_rollout(const ConfigNode& node, RolloutConfig& rollout) {
   node.read("dtype", rollout.dtype);
   node.read("nnodes", rollout.nnodes);
   node.read("n_gpus_per_node", rollout.n_gpus_per_node);
+  node.read("tensor_model_parallel_size", rollout.tensor_model_parallel_size);
+  node.read("data_parallel_size", rollout.data_parallel_size);
+  node.read("expert_parallel_size", rollout.expert_parallel_size);
 }
 
 void read_engine(const ConfigNode& node, EngineConfig& engine) {

@@ -50,9 +50,9 @@ std::vector<int64_t*> peaks_of(UpdateResult& r) {
 
 }  // namespace
 
-RolloutWork share_of(RolloutWork work, const parallel::Collectives& ranks) {
-  if (ranks.is_alone()) return work;
-  const auto is_own = [&](int64_t group) { return group % ranks.size() == ranks.rank(); };
+RolloutWork share_of(RolloutWork work, int64_t share, int64_t num_shares) {
+  if (num_shares == 1) return work;
+  const auto is_own = [&](int64_t group) { return group % num_shares == share; };
   RolloutWork own;
   int64_t group = 0;
   for (UnfinishedGroup& resumed : work.resumed) {

@@ -4,7 +4,9 @@
 #include "banyan/parallel/weight_view.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/memory_keys.h"
+#include "banyan/train/parallel_keys.h"
 #include "banyan/train/run_support.h"
+#include "banyan/train/weight_push.h"
 
 namespace banyan::train {
 
@@ -26,17 +28,23 @@ LocalSampler::LocalSampler(const Config& config,
                            models::CausalLM& actor,
                            parallel::Fsdp* fsdp)
     : config_(config), host_(host), factory_(factory), groups_(groups), actor_(actor), fsdp_(fsdp) {
-  if (fsdp_ != nullptr || actor_.tensor() != nullptr || !holds_all(actor_)) {
-    whole_ = load_rollout_model(config, /*with_values=*/fsdp_ == nullptr);
+  if (fsdp_ != nullptr || !lies_as_rollout(actor_, groups)) {
+    own_ = load_rollout_model(config, groups);
+    filled_ = std::make_unique<FilledWeights>(*own_);
   }
-  if (fsdp_ != nullptr) filled_ = std::make_unique<FilledWeights>(*whole_);
-  if (config.reward_model.enable) reward_model_ = std::make_unique<RewardModel>(config);
+  if (groups.world.is_alone() && config.rollout.tensor_model_parallel_size > 1) {
+    host.say(
+        "actor_rollout_ref.rollout.tensor_model_parallel_size: one process generates with the "
+        "whole model");
+  }
+  if (config.reward_model.enable && groups.rollout_tensor.is_first())
+    reward_model_ = std::make_unique<RewardModel>(config);
 }
 
 void LocalSampler::begin(SamplerState from, const std::string& ahead) {
   unfinished_ = std::move(from.unfinished);
   if (!ahead.empty()) host_.say("the checkpoint's batch that was generated ahead is drawn again");
-  generator_ = make_generator(config_, factory_, whole_ ? *whole_ : actor_);
+  generator_ = make_generator(config_, factory_, own_ ? *own_ : actor_);
 }
 
 SampledBatch LocalSampler::batch(int64_t step) {
@@ -61,7 +69,9 @@ Generation LocalSampler::generation() {
           *generator_,
           reward_model_.get(),
           host_,
-          groups_.world.is_alone() ? nullptr : &groups_.world};
+          groups_.world.is_alone() ? nullptr : &groups_.world,
+          groups_.rollout_tensor.is_alone() ? nullptr : &groups_.rollout_tensor,
+          !groups_.rollout_experts.is_alone()};
 }
 
 // Whoever generates learns of new weights once, before it generates with them.
@@ -69,18 +79,22 @@ void LocalSampler::hand_over_weights(int64_t version) {
   const bool is_empty = filled_ && !filled_->are_there();
   if (handed_over_ == version && !is_empty) return;
   Clock clock;
-  if (filled_) {
-    filled_->fill(*fsdp_);
-  } else if (whole_) {
-    parallel::WeightView(actor_.params(), groups_)
-        .each([&](const std::string& name, const at::Tensor& whole) {
-          whole_->params().at(name).master.copy_(whole);
-        });
-    whole_->params().repack();
-  }
+  if (filled_) fill();
   generator_->weights_changed(version);
   handed_over_ = version;
   hand_over_seconds_ += clock.lap();
+}
+
+// Tensor by tensor: no rank has more than its part and one of them.
+void LocalSampler::fill() {
+  const bool is_cut = own_->tensor() != nullptr || own_->expert_ranks() != nullptr;
+  if (fsdp_ != nullptr && !is_cut) return filled_->fill(*fsdp_);
+  filled_->fill([&](const FilledWeights::Put& put) {
+    if (fsdp_ == nullptr) return parallel::WeightView(actor_.params(), groups_).each(put);
+    // In the type of the model, from which the same compute form comes.
+    fsdp_->each(own_->options().dtype,
+                [&](const Param& param, const at::Tensor& whole) { put(param.name, whole); });
+  });
 }
 
 // A second copy of the weights that only generates takes no memory in an update.

@@ -11,8 +11,9 @@
 
 namespace banyan::train {
 
-// Reads the weights of the actor where they are whole; otherwise a second, whole model without
-// backward generates, which is filled before it does and may give back its memory afterwards.
+// Reads the weights of the actor where they lie as the rollout wants them: whole, or cut over the
+// same ranks. Otherwise a second model without backward generates, whole or cut by the rollout's
+// own keys, which is filled before it does and may give back its memory afterwards.
 class LocalSampler final : public Sampler {
  public:
   // All are borrowed. `fsdp` is the actor's, or null.
@@ -32,6 +33,7 @@ class LocalSampler final : public Sampler {
  private:
   Generation generation();
   void hand_over_weights(int64_t version);
+  void fill();
   void rest();
 
   const Config& config_;
@@ -40,8 +42,8 @@ class LocalSampler final : public Sampler {
   parallel::Groups& groups_;
   models::CausalLM& actor_;
   parallel::Fsdp* fsdp_;
-  std::unique_ptr<models::CausalLM> whole_;  // where the actor is cut: what generates
-  std::unique_ptr<FilledWeights> filled_;    // its weights, where they come and go
+  std::unique_ptr<models::CausalLM> own_;  // what generates in place of the actor; null: it does
+  std::unique_ptr<FilledWeights> filled_;  // its weights
   std::unique_ptr<RewardModel> reward_model_;
   std::unique_ptr<rollout::Generator> generator_;
   int64_t handed_over_ = -1;  // step whose weights generate

@@ -17,6 +17,7 @@ constexpr const char* kTensor = "actor_rollout_ref.actor.megatron.tensor_model_p
 constexpr const char* kContext = "actor_rollout_ref.actor.megatron.context_parallel_size";
 constexpr const char* kUlysses = "actor_rollout_ref.actor.ulysses_sequence_parallel_size";
 constexpr const char* kPipeline = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size";
+constexpr const char* kRollout = "actor_rollout_ref.rollout.";
 constexpr const char* kExperts = "actor_rollout_ref.actor.megatron.expert_model_parallel_size";
 
 void check_role(const std::string& key, int64_t size, int64_t actor) {
@@ -120,6 +121,34 @@ void check_experts(const Config& config) {
               config.critic.megatron.expert_tensor_parallel_size);
 }
 
+// verl's rule for the ranks of one replica of the rollout.
+void check_rollout(const Config& config) {
+  const RolloutConfig& rollout = config.rollout;
+  const int64_t ranks = rollout.tensor_model_parallel_size * rollout.data_parallel_size;
+  BANYAN_CHECK(rollout.expert_parallel_size == 1 || rollout.expert_parallel_size == ranks,
+               "[config] ",
+               kRollout,
+               "expert_parallel_size: wanted 1, or tensor_model_parallel_size times "
+               "data_parallel_size (",
+               ranks,
+               "), got ",
+               rollout.expert_parallel_size);
+  BANYAN_CHECK(rollout.data_parallel_size == 1 || rollout.expert_parallel_size > 1,
+               "[config] ",
+               kRollout,
+               "data_parallel_size: wanted 1 with expert_parallel_size=1, got ",
+               rollout.data_parallel_size,
+               ": without experts to share, every tensor_model_parallel_size ranks generate by "
+               "themselves");
+  BANYAN_CHECK(rollout.expert_parallel_size == 1 || rollout.tensor_model_parallel_size == 1,
+               "[config] ",
+               kRollout,
+               "expert_parallel_size: wanted 1 with tensor_model_parallel_size=",
+               rollout.tensor_model_parallel_size,
+               ", got ",
+               rollout.expert_parallel_size);
+}
+
 }  // namespace
 
 parallel::MeshShape mesh_shape(const Config& config) {
@@ -129,10 +158,13 @@ parallel::MeshShape mesh_shape(const Config& config) {
           .pp = config.actor.megatron.pipeline_model_parallel_size,
           .etp = config.actor.megatron.tensor_model_parallel_size,
           .shard = std::max<int64_t>(0, config.actor.fsdp.fsdp_size),
-          .rollout = num_rollout_ranks(config)};
+          .rollout = num_rollout_ranks(config),
+          .rollout_tp = config.rollout.tensor_model_parallel_size,
+          .rollout_ep = config.rollout.expert_parallel_size};
 }
 
 void check_parallel(const Config& config) {
+  check_rollout(config);
   check_context(config);
   check_roles(config);
   parallel::check_split(stage_split(config));
@@ -207,6 +239,20 @@ void check_parallel(const Config& config, const parallel::Groups& groups) {
                "; start them with torchrun --nproc-per-node N -m banyan.trainer.main_ppo ...");
 }
 
+void set_rollout_cut(parallel::Groups& groups, models::LoadOptions& options) {
+  if (!groups.rollout_tensor.is_alone()) options.tensor = &groups.rollout_tensor;
+  if (!groups.rollout_experts.is_alone()) options.experts = &groups.rollout_experts;
+}
+
+// Groups of neighbours of equal size are equal groups. Training that cuts layers deals experts out
+// over ranks that are none.
+bool lies_as_rollout(const models::CausalLM& actor, const parallel::Groups& groups) {
+  const int64_t tensor = actor.tensor() != nullptr ? actor.tensor()->ranks().size() : 1;
+  const int64_t experts = actor.expert_ranks() != nullptr ? actor.expert_ranks()->size() : 1;
+  return actor.stage() == nullptr && tensor == groups.rollout_tensor.size() &&
+         experts == groups.rollout_experts.size() && (tensor == 1 || experts == 1);
+}
+
 void set_experts(parallel::Groups& groups, models::LoadOptions& options) {
   if (!groups.expert.is_alone()) options.experts = &groups.expert;
 }
@@ -225,6 +271,26 @@ void set_ranks(const Config& config, parallel::Groups& groups, Layout& layout) {
       &groups.context,
       config.actor.ulysses_sequence_parallel_size > 1 ? ContextKind::kHeads : ContextKind::kRanges};
   layout.gradient_ranks = &parallel::gradient_ranks(groups);
+}
+
+void check_rollout_model(const Config& config, parallel::Groups& groups) {
+  const bool is_separate = num_rollout_ranks(config) > 0;
+  const int64_t ranks =
+      is_separate ? config.rollout.expert_parallel_size : groups.rollout_experts.size();
+  if (groups.rollout_tensor.is_alone() && ranks == 1) return;
+  models::LoadOptions options{{.dtype = at::kFloat}, /*with_backward=*/false};
+  options.with_values = false;
+  const int64_t experts = models::load_model(config.model.path, options)->shape().num_experts;
+  BANYAN_CHECK(ranks == 1 || (experts > 0 && experts % ranks == 0),
+               "[config] ",
+               kRollout,
+               "expert_parallel_size: wanted ",
+               experts > 0 ? "a divisor of the model's " : "1 for a model of ",
+               experts,
+               " experts, got ",
+               ranks);
+  set_rollout_cut(groups, options);
+  models::load_model(config.model.path, options);
 }
 
 void check_heads(const char* key,

@@ -19,6 +19,16 @@ void check_parallel(const Config& config, const parallel::Groups& groups);
 // Cuts each layer of what is loaded over the ranks of `groups`.
 void set_cut(bool sequence_parallel, parallel::Groups& groups, models::LoadOptions& options);
 
+// (all that generate) Throws if the model cannot be cut as the rollout's own keys say. Reads no
+// weights.
+void check_rollout_model(const Config& config, parallel::Groups& groups);
+// Cuts a model that only generates so.
+void set_rollout_cut(parallel::Groups& groups, models::LoadOptions& options);
+
+// True where the rollout can read the weights of `actor` in place: its keys cut a model as they
+// lie.
+bool lies_as_rollout(const models::CausalLM& actor, const parallel::Groups& groups);
+
 // Which ranks share the samples of a pass, which compute it together, and who adds gradients.
 void set_ranks(const Config& config, parallel::Groups& groups, Layout& layout);
 

@@ -115,7 +115,7 @@ class Collector {
 
   // With a reward model the scorer waits for its numbers.
   void submit(const Trajectory& trajectory) {
-    if (with_.reward_model != nullptr) return;
+    if (with_.reward_model != nullptr || !with_.scores()) return;
     with_.host.submit(trajectory, kind_ == RolloutKind::kValidation);
   }
 
@@ -127,6 +127,25 @@ class Collector {
   std::map<std::pair<int64_t, int32_t>, Trajectory> before_;  // what resumed responses had
   int64_t num_whole_ = 0;
 };
+
+// Of what all ranks generate.
+RolloutWork own_share(RolloutWork work, const Generation& with) {
+  if (with.ranks == nullptr) return work;
+  const int64_t size = with.together != nullptr ? with.together->size() : 1;
+  return share_of(std::move(work), with.ranks->rank() / size, with.ranks->size() / size);
+}
+
+// All trajectories and scores, of which those that generate together have the same: one tells.
+RolloutResult told_to_all(RolloutResult own, const Generation& with) {
+  if (with.ranks == nullptr) return own;
+  if (!with.scores()) {
+    RolloutResult none;
+    none.generate_seconds = own.generate_seconds;
+    none.wait_seconds = own.wait_seconds;
+    own = std::move(none);
+  }
+  return exchange(std::move(own), *with.ranks);
+}
 
 }  // namespace
 
@@ -162,14 +181,14 @@ RolloutResult run_rollout(const Generation& with,
                           int64_t step) {
   const profile::PhaseScope phase(profile::Phase::kRollout);
   const bool validation = kind == RolloutKind::kValidation;
-  if (with.ranks != nullptr) work = share_of(std::move(work), *with.ranks);
-  Collector collector(with, std::move(work), kind);
+  Collector collector(with, own_share(std::move(work), with), kind);
   Clock clock;
   rollout::GenerateStats stats;
   const auto take = [&](Trajectory&& trajectory) { collector.take(std::move(trajectory)); };
   const bool is_there = !validation && has_rollout_dump(with.config, step) &&
                         replay_rollout(with.config, step, collector.prompts(), take, stats);
-  if (!is_there && !collector.prompts().empty()) {  // more ranks than prompts leave some without
+  // More ranks than prompts leave some without.
+  if (!is_there && (!collector.prompts().empty() || with.shares_experts)) {
     stats = with.generator.generate(
         collector.prompts(), sampling_params(with.config, kind, step), take, [&] {
           return collector.has_enough();
@@ -179,19 +198,19 @@ RolloutResult run_rollout(const Generation& with,
   RolloutResult result = collector.sorted();
   result.stats = stats;
   result.generate_seconds = generate_seconds;
-  if (with.reward_model != nullptr) {
+  if (with.reward_model != nullptr && with.scores()) {
     with.reward_model->score(validation, with.host, result.trajectories);
     for (const Trajectory& trajectory : result.trajectories) {
       with.host.submit(trajectory, validation);
     }
   }
-  {
+  if (with.scores()) {
     const profile::Scope timed("wait for scores");
     result.scores = with.host.poll();
   }
   drop_scores_of(result.unfinished, result.scores);
   result.wait_seconds = clock.lap();
-  return with.ranks != nullptr ? exchange(std::move(result), *with.ranks) : std::move(result);
+  return told_to_all(std::move(result), with);
 }
 
 void append(RolloutResult from, RolloutResult& to) {

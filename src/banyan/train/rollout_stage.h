@@ -1,7 +1,7 @@
 // Prompts to scored trajectories: the engine generates, each trajectory is handed to the scorer as
 // it ends. A rollout may end when enough groups are whole; the rest comes back as it is. With a
 // reward model the scorer waits for the model's numbers, which come from one pass
-// over all trajectories.
+// over all trajectories. Ranks that hold one model together take the same share of the prompts.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +47,13 @@ struct Generation {
   RewardModel* reward_model;  // null: the host scores alone
   Host& host;
   parallel::Collectives* ranks = nullptr;  // that share the prompts; null: this one alone
+  // Neighbours among them that generate the same prompts with one model; null: each its own. The
+  // first of them hands the trajectories to the scorer and tells them to all.
+  parallel::Collectives* together = nullptr;
+
+  bool shares_experts = false;  // with others, who then generate together
+
+  bool scores() const { return together == nullptr || together->is_first(); }
 };
 
 rollout::EngineOptions engine_options(const Config& config);

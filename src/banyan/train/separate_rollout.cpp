@@ -8,6 +8,7 @@
 #include "banyan/train/checks.h"
 #include "banyan/train/clock.h"
 #include "banyan/train/memory_keys.h"
+#include "banyan/train/parallel_keys.h"
 #include "banyan/train/rollout_wire.h"
 #include "banyan/train/run_support.h"
 #include "banyan/train/trainer_mode.h"
@@ -205,8 +206,11 @@ class RolloutRank {
               const GeneratorFactory& factory,
               parallel::Groups& groups)
       : config_(config), host_(host), groups_(groups) {
-    model_ = load_rollout_model(config, /*with_values=*/true);
-    if (config.reward_model.enable) reward_model_ = std::make_unique<RewardModel>(config);
+    check_rollout_model(config, groups);
+    model_ = load_rollout_model(config, groups);
+    weights_ = std::make_unique<FilledWeights>(*model_);
+    const bool scores = groups.rollout_tensor.is_first();
+    if (config.reward_model.enable && scores) reward_model_ = std::make_unique<RewardModel>(config);
     generator_ = make_generator(config, factory, *model_);
   }
 
@@ -217,7 +221,8 @@ class RolloutRank {
       const auto order = from_bytes<Order>(hear());
       if (order.ask == Ask::kEnd) return;
       if (order.new_weights) {
-        take_weights(*model_, groups_.hand_over);
+        weights_->fill(
+            [&](const FilledWeights::Put& put) { take_weights(*model_, groups_.hand_over, put); });
         generator_->weights_changed(order.version);
       }
       const double idle_seconds = clock.lap();
@@ -263,13 +268,16 @@ class RolloutRank {
             *generator_,
             reward_model_.get(),
             host_,
-            groups_.rollout.is_alone() ? nullptr : &groups_.rollout};
+            groups_.rollout.is_alone() ? nullptr : &groups_.rollout,
+            groups_.rollout_tensor.is_alone() ? nullptr : &groups_.rollout_tensor,
+            !groups_.rollout_experts.is_alone()};
   }
 
   const Config& config_;
   Host& host_;
   parallel::Groups& groups_;
   std::unique_ptr<models::CausalLM> model_;
+  std::unique_ptr<FilledWeights> weights_;
   std::unique_ptr<RewardModel> reward_model_;
   std::unique_ptr<rollout::Generator> generator_;
   std::vector<UnfinishedGroup> unfinished_;

@@ -3,6 +3,7 @@
 #include "banyan/core/error.h"
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/critic.h"
+#include "banyan/train/parallel_keys.h"
 #include "banyan/train/update.h"
 
 namespace banyan::train {
@@ -94,12 +95,14 @@ std::unique_ptr<models::CausalLM> load_sharded(const std::string& path,
   return models::load_model(path, options);
 }
 
-std::unique_ptr<models::CausalLM> load_rollout_model(const Config& config, bool with_values) {
+std::unique_ptr<models::CausalLM> load_rollout_model(const Config& config,
+                                                     parallel::Groups& groups) {
   models::LoadOptions options{
       compute_options(config.rollout.dtype, config.trainer.device, config.kernels),
       /*with_backward=*/false};
   options.router_in_double = router_in_double(config);
-  options.with_values = with_values;
+  options.with_values = false;
+  set_rollout_cut(groups, options);
   return models::load_model(config.model.path, options);
 }
 
@@ -118,15 +121,31 @@ std::unique_ptr<optim::AdamW> make_optimizer(const OptimConfig& optim,
   return optimizer;
 }
 
-FilledWeights::FilledWeights(models::CausalLM& model) {
-  for (int64_t unit = 0; unit < model.params().num_units(); ++unit) {
-    units_.emplace_back(model.params(), unit);
+FilledWeights::FilledWeights(models::CausalLM& model) : table_(model.params()) {
+  for (int64_t unit = 0; unit < table_.num_units(); ++unit) {
+    units_.emplace_back(table_, unit);
   }
   drop();
 }
 
 void FilledWeights::fill(parallel::Fsdp& from) {
   from.hand_over(units_);
+  are_there_ = true;
+}
+
+void FilledWeights::fill(const std::function<void(const Put&)>& each) {
+  std::vector<size_t> missing;  // tensors of each unit
+  for (const parallel::UnitWeights& unit : units_) missing.push_back(unit.params().size());
+  each([&](const std::string& name, const at::Tensor& whole) {
+    if (!table_.contains(name)) return;  // an expert that others hold
+    Param& param = table_.at(name);
+    parallel::UnitWeights& unit = units_.at(param.unit);
+    unit.take();
+    const int64_t size = param.cut.is_whole() ? 0 : param.master.size(param.cut.dim);
+    param.master.copy_(param.cut.part_of(whole, size));
+    if (--missing.at(param.unit) == 0) unit.complete();
+  });
+  for (const size_t count : missing) BANYAN_ASSERT(count == 0, "a tensor that nobody brought");
   are_there_ = true;
 }
 

@@ -2,6 +2,7 @@
 // that generates in the place of such an actor.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,24 +46,31 @@ std::unique_ptr<models::CausalLM> load_sharded(const std::string& path,
                                                parallel::Groups& groups,
                                                std::unique_ptr<parallel::Fsdp>& fsdp);
 
-// A whole model that only generates; without values it waits for FilledWeights.
-std::unique_ptr<models::CausalLM> load_rollout_model(const Config& config, bool with_values);
+// A model that only generates, cut as the rollout's keys say. It waits for FilledWeights.
+std::unique_ptr<models::CausalLM> load_rollout_model(const Config& config,
+                                                     parallel::Groups& groups);
 
 // Moves what this rank holds of the model.
 std::unique_ptr<optim::AdamW> make_optimizer(const OptimConfig& optim,
                                              models::CausalLM& model,
                                              parallel::Groups& groups);
 
-// The weights of a whole model without masters that are filled from parts.
+// The weights of a model that only generates, in the form that it computes with: filled from parts,
+// and dropped while nobody generates.
 class FilledWeights {
  public:
-  // `model` is borrowed; its weights go, if it has any.
+  // `model` is borrowed, and its weights go.
   explicit FilledWeights(models::CausalLM& model);
   bool are_there() const { return are_there_; }
-  void fill(parallel::Fsdp& from);  // (all ranks)
+  void fill(parallel::Fsdp& from);  // (all ranks) of a whole model
+  // From whole tensors: `each` hands them out, all of them and in any order; the model keeps its
+  // part. Units whose tensors follow one another never lie there as masters together.
+  using Put = std::function<void(const std::string& name, const at::Tensor& whole)>;
+  void fill(const std::function<void(const Put&)>& each);
   void drop();
 
  private:
+  ParamTable& table_;
   std::vector<parallel::UnitWeights> units_;
   bool are_there_ = true;
 };

@@ -67,6 +67,7 @@ class Run {
     for (const std::string& line : check_config(config)) host_.say(line);
     check_parallel(config, groups);
     check_heads(config, groups);
+    check_rollout_model(config, groups);
     num_steps_ = total_steps(config);
     schedule_ = optim::schedule_from(config.actor.optim, num_steps_);
     actor_ = load(config.model.path,

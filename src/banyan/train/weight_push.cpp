@@ -1,7 +1,9 @@
 #include "banyan/train/weight_push.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -99,7 +101,12 @@ void send_weights(models::CausalLM& actor,
   if (sends) sender.end();
 }
 
-void take_weights(models::CausalLM& model, parallel::Collectives& hand_over) {
+void take_weights(models::CausalLM& model,
+                  parallel::Collectives& hand_over,
+                  const FilledWeights::Put& put) {
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (models::TensorShape& tensor : model.tensors()) shapes[tensor.name] = std::move(tensor.shape);
+  const at::TensorOptions master = model.params().params().at(0).master.options();
   while (true) {
     const std::string bytes = hand_over.broadcast_bytes("", 0);
     WireReader in(bytes);
@@ -107,19 +114,18 @@ void take_weights(models::CausalLM& model, parallel::Collectives& hand_over) {
     const auto names = in.next<std::vector<std::string>>();
     if (names.empty()) break;
     int64_t count = 0;
-    for (const std::string& name : names) count += model.params().at(name).master.numel();
-    const at::TensorOptions options = model.params().at(names[0]).master.options();
+    for (const std::string& name : names) count += c10::multiply_integers(shapes.at(name));
     at::Tensor numbers =
-        at::empty({count}, is_in_master_type ? options : options.dtype(model.options().dtype));
+        at::empty({count}, is_in_master_type ? master : master.dtype(model.options().dtype));
     hand_over.broadcast(numbers, 0);
     int64_t begin = 0;
     for (const std::string& name : names) {
-      const at::Tensor& master = model.params().at(name).master;
-      master.copy_(numbers.narrow(0, begin, master.numel()).view(master.sizes()));
-      begin += master.numel();
+      const std::vector<int64_t>& shape = shapes.at(name);
+      const int64_t size = c10::multiply_integers(shape);
+      put(name, numbers.narrow(0, begin, size).view(shape));
+      begin += size;
     }
   }
-  model.params().repack();
 }
 
 }  // namespace banyan::train

@@ -1,7 +1,7 @@
-// Weights over a group: from the ranks that train, however they cut them, to ranks that hold a
-// whole model. Tensor by tensor: as its master where the receivers compute with that, in the type
-// of the model otherwise, from which the same compute form comes. Small tensors go together in
-// messages of up to 16 MiB.
+// Weights over a group: from the ranks that train, however they cut them, to ranks that generate,
+// each of which keeps its part. Tensor by tensor: as its master where the receivers compute with
+// that, in the type of the model otherwise, from which the same compute form comes. Small tensors
+// go together in messages of up to 16 MiB.
 #pragma once
 
 #include <set>
@@ -10,6 +10,7 @@
 #include "banyan/models/causal_lm.h"
 #include "banyan/parallel/fsdp.h"
 #include "banyan/parallel/groups.h"
+#include "banyan/train/sharded_model.h"
 
 namespace banyan::train {
 
@@ -23,7 +24,9 @@ void send_weights(models::CausalLM& actor,
                   const std::set<std::string>& as_masters,
                   parallel::Groups& groups);
 
-// (all that only generate) Fills a whole model of the same names and shapes.
-void take_weights(models::CausalLM& model, parallel::Collectives& hand_over);
+// (all that only generate) Whole tensors of `model`, one after the other.
+void take_weights(models::CausalLM& model,
+                  parallel::Collectives& hand_over,
+                  const FilledWeights::Put& put);
 
 }  // namespace banyan::train

@@ -5,6 +5,7 @@
 
 #include "banyan/core/error.h"
 #include "banyan/rollout/control/memory_release.h"
+#include "banyan/rollout/control/together.h"
 #include "banyan/rollout/memory/kv_budget.h"
 
 namespace banyan::rollout {
@@ -132,19 +133,20 @@ void Engine::Impl::publish() {
 int32_t Engine::Impl::pages_within_budget(int64_t wanted) const {
   const ComputeOptions& compute = model_.options();
   const auto element = static_cast<int64_t>(c10::elementSize(compute.dtype));
-  return pool_pages(wanted,
-                    loop_.page_bytes(),
-                    {.kv_bytes = options_.kv_bytes,
-                     .memory_share = options_.memory_share,
-                     .mem_fraction_static = options_.mem_fraction_static,
-                     .weight_bytes = model_.params().num_elements() * element},
-                    compute.device);
+  const int32_t own = pool_pages(wanted,
+                                 loop_.page_bytes(),
+                                 {.kv_bytes = options_.kv_bytes,
+                                  .memory_share = options_.memory_share,
+                                  .mem_fraction_static = options_.mem_fraction_static,
+                                  .weight_bytes = model_.params().num_elements() * element},
+                                 compute.device);
+  return static_cast<int32_t>(least_together(model_, own));
 }
 
 void Engine::Impl::open_pool(const char* call) {
   check_free_memory(detail::concat("[rollout] ", call, ": kv_cache"),
-                    num_pages_ * loop_.page_bytes(),
-                    read_memory(model_.options().device).free);
+                    -least_together(model_, -num_pages_ * loop_.page_bytes()),
+                    least_together(model_, read_memory(model_.options().device).free));
   loop_.open_pool(num_pages_);
 }
 

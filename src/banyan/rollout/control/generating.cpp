@@ -181,7 +181,10 @@ GenerateStats Engine::Impl::generate(const std::vector<Prompt>& prompts,
   const auto started = std::chrono::steady_clock::now();
   const at::NoGradGuard no_grad;
   std::vector<Request> requests = requests_from(prompts, params);
-  if (requests.empty()) return {};
+  if (requests.empty()) {
+    loop_.join_others();
+    return {};
+  }
   TrajectoryDelivery delivery;  // outlives what an exception leaves in the loop
   enter_generate();
   const struct Leave {
@@ -211,6 +214,7 @@ GenerateStats Engine::Impl::generate(const std::vector<Prompt>& prompts,
   GenerateStats stats;
   {
     const Boundary::Hold held = boundary_.enter_pass();
+    loop_.join_others();
     stats = start->since(loop_);
   }
   stats.logical_prompt_tokens = logical_tokens;

@@ -7,6 +7,7 @@
 #include "banyan/core/error.h"
 #include "banyan/feature/running.h"
 #include "banyan/ops/slots.h"
+#include "banyan/rollout/control/together.h"
 #include "banyan/rollout/sampling/noise.h"
 
 namespace banyan::rollout {
@@ -60,10 +61,13 @@ SamplingParams with_max_tokens(SamplingParams params, int32_t max_new) {
   return params;
 }
 
-int64_t kv_page_bytes(const models::CausalLM& model) {
+int64_t kv_page_bytes(const models::CausalLM& model, int64_t kv_heads) {
   const models::ModelShape& shape = model.shape();
-  return ops::KvPool::page_bytes(shape.layers, shape.kv_heads, shape.head_dim, model.options());
+  return ops::KvPool::page_bytes(shape.layers, kv_heads, shape.head_dim, model.options());
 }
+
+// A clock that is equal on ranks that run the same passes.
+constexpr double kSecondsOfPass = 0.02;
 
 }  // namespace
 
@@ -103,31 +107,51 @@ Loop::Loop(models::CausalLM& model, const EngineOptions& options)
     : model_(model),
       grouped_attention_(options.grouped_attention),
       host_kv_bytes_(options.host_kv_bytes),
-      scheduler_(scheduler_options(options, kv_page_bytes(model))),
+      scheduler_(scheduler_options(options)),
       body_generation_(ops::body_generation()),
       drawer_(model),
       versions_{{0, "default"}} {}
 
 Loop::~Loop() = default;
 
-int64_t Loop::page_bytes() const { return kv_page_bytes(model_); }
+SchedulerOptions Loop::scheduler_options(const EngineOptions& options) {
+  SchedulerOptions out =
+      rollout::scheduler_options(options, kv_page_bytes(model_, most_kv_heads(model_)));
+  if (ranks_together(model_) != nullptr) {
+    out.now = [this] { return kSecondsOfPass * static_cast<double>(num_passes_); };
+  }
+  return out;
+}
+
+int64_t Loop::page_bytes() const { return kv_page_bytes(model_, own_kv_heads(model_)); }
 
 void Loop::open_pool(int32_t num_pages) {
   const models::ModelShape& shape = model_.shape();
   take_pool();
   pool_ = std::make_unique<ops::KvPool>(
-      shape.layers, shape.kv_heads, shape.head_dim, std::max(num_pages, 1), model_.options());
+      shape.layers, own_kv_heads(model_), shape.head_dim, std::max(num_pages, 1), model_.options());
   runner_ = std::make_unique<Runner>(model_, *pool_, grouped_attention_);
   const std::vector<int32_t> hopeless = scheduler_.set_num_pages(num_pages);
-  const int32_t num_places =
-      host_pages(host_kv_bytes_, num_pages, page_bytes(), model_.options().device);
+  const auto num_places = static_cast<int32_t>(least_together(
+      model_, host_pages(host_kv_bytes_, num_pages, page_bytes(), model_.options().device)));
   scheduler_.set_host_pages(num_places);
-  if (num_places > 0) spill_.measure_copies(*pool_);
+  if (num_places > 0) {
+    spill_.measure_copies(*pool_);
+    agree_on_spills();
+  }
   fail(
       [&](const Live& live) {
         return std::find(hopeless.begin(), hopeless.end(), live.group) != hopeless.end();
       },
       "the KV pool is now too small for this request");
+}
+
+// Ranks that run the same passes keep to what the first has measured until the next pool.
+void Loop::agree_on_spills() {
+  if (ranks_together(model_) == nullptr) return;
+  const SpillCosts& own = spill_.costs();
+  scheduler_.set_spill_costs({of_first_together(model_, own.bytes_per_second),
+                              of_first_together(model_, own.seconds_per_token)});
 }
 
 std::vector<c10::Storage> Loop::take_pool() {
@@ -157,7 +181,13 @@ bool Loop::step() {
     scheduler_.reset_cache(/*retract=*/true);
   }
   Clock::time_point time = Clock::now();
-  if (!scheduler_.next_pass(pass_)) return false;
+  const bool has_pass = scheduler_.next_pass(pass_);
+  if (!somebody_has(has_pass)) return false;
+  if (!has_pass) {
+    model_.idle(banyan::Pass::kForward, /*chunk=*/0);
+    return true;
+  }
+  ++num_passes_;
   lap(time, seconds_.schedule);
   note_first_pass(time);
   count_prefix_rows();
@@ -177,10 +207,19 @@ bool Loop::step() {
   lap(time, seconds_.draw);
   spill_.add_pass(
       pass_.num_tokens, pass_.num_prompt_tokens, seconds_.forward + seconds_.draw - before);
-  scheduler_.set_spill_costs(spill_.costs());
+  if (ranks_together(model_) == nullptr) scheduler_.set_spill_costs(spill_.costs());
   deliver();
   lap(time, seconds_.deliver);
   return true;
+}
+
+bool Loop::somebody_has(bool own) const {
+  parallel::Collectives* ranks = model_.expert_ranks();
+  return ranks != nullptr ? ranks->any(own) : own;
+}
+
+void Loop::join_others() {
+  while (somebody_has(false)) model_.idle(banyan::Pass::kForward, /*chunk=*/0);
 }
 
 void Loop::note_first_pass(std::chrono::steady_clock::time_point now) {

@@ -70,7 +70,11 @@ class Loop {
 
   // --- passes ---
   // One pass; false if there is nothing to compute. After an exception call one of the next two.
+  // Where others share the experts of the model, they all take a pass together, and this one idles
+  // through it where it has nothing to compute; false if nobody has.
   bool step();
+  // Idles through the passes of those that share the experts, until nobody has any.
+  void join_others();
   // Ends the requests that took part in the pass that failed; all others go on. The number of
   // responses.
   int32_t failed_pass(const std::string& error);
@@ -96,7 +100,10 @@ class Loop {
 
  private:
   Live& live(int32_t group) { return *lives_[group]; }
+  SchedulerOptions scheduler_options(const EngineOptions& options);
+  void agree_on_spills();
   // Ends the waiting time of the groups that the pass computes for.
+  bool somebody_has(bool own) const;
   void note_first_pass(std::chrono::steady_clock::time_point now);
   void count_prefix_rows();
   void collect_draws(const std::vector<DrawRow>& rows, int32_t first_row);
@@ -118,6 +125,7 @@ class Loop {
   models::CausalLM& model_;
   bool grouped_attention_;
   int64_t host_kv_bytes_;
+  int64_t num_passes_ = 0;
   Scheduler scheduler_;
   int64_t body_generation_ = 0;  // ops/slots.h
   SpillMeter spill_;

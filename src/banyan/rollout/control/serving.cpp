@@ -6,6 +6,7 @@
 
 #include "banyan/core/error.h"
 #include "banyan/rollout/control/engine_impl.h"
+#include "banyan/rollout/control/together.h"
 #include "banyan/rollout/control/weight_probe.h"
 #include "banyan/rollout/memory/kv_budget.h"
 
@@ -34,6 +35,9 @@ int32_t Engine::Impl::server_pages() const {
 }
 
 void Engine::Impl::start() {
+  BANYAN_CHECK(ranks_together(model_) == nullptr && model_.expert_ranks() == nullptr,
+               "[rollout] start: wanted a whole model, got one that lies on several ranks, which "
+               "generate the same batch together (generate)");
   const auto check_stopping = [&] {
     if (!status_.stopping) return;
     throw RequestError(503, "", "[rollout] start: a stop is in progress; call stop again", 1.0);

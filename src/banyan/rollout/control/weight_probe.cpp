@@ -10,6 +10,7 @@
 
 #include "banyan/core/error.h"
 #include "banyan/ops/paged_attention.h"
+#include "banyan/rollout/control/together.h"
 #include "banyan/rollout/sampling/token_drawer.h"
 
 namespace banyan::rollout {
@@ -17,7 +18,8 @@ namespace banyan::rollout {
 std::string probe_weights(models::CausalLM& model) {
   const at::NoGradGuard no_grad;
   const models::ModelShape& shape = model.shape();
-  ops::KvPool pool(shape.layers, shape.kv_heads, shape.head_dim, /*num_pages=*/1, model.options());
+  ops::KvPool pool(
+      shape.layers, own_kv_heads(model), shape.head_dim, /*num_pages=*/1, model.options());
   ops::PagedBatch batch;
   batch.clear();
   const auto length = std::min<int64_t>(kProbeTokens, shape.max_positions);

@@ -1,5 +1,6 @@
 // Plain rows are drawn from by the folded head; the others get their logits, kHeadRows rows at a
-// time, and a RowSampler per thread.
+// time, and a RowSampler per thread. Where the vocabulary lies on several ranks, all rows get their
+// logits, of the whole vocabulary, on each of them, and every rank draws the same.
 #include "banyan/rollout/sampling/token_drawer.h"
 
 #include <ATen/Parallel.h>
@@ -13,6 +14,7 @@
 
 #include "banyan/core/error.h"
 #include "banyan/ops/edge_logprob.h"
+#include "banyan/parallel/cut_head.h"
 #include "banyan/rollout/sampling/plain_draw.h"
 
 namespace banyan::rollout {
@@ -39,7 +41,8 @@ class TokenDrawer::Impl {
             bool with_raw) {
     drawn.resize(requests.size());
     find_rows(requests);
-    if (is_native(model_.options())) draw_plain(hidden, requests, drawn, with_raw);
+    if (is_native(model_.options()) && model_.tensor() == nullptr)
+      draw_plain(hidden, requests, drawn, with_raw);
     index_.clear();
     for (const RowRequests& row : rows_) index_.push_back(requests[row.begin].row);
     for_each_row(hidden, index_, [&](RowSampler& sampler, float* z, int64_t i) {
@@ -151,12 +154,15 @@ class TokenDrawer::Impl {
       chosen = at::index_select(hidden, 0, ids.to(hidden.device()));
     }
     ops::head_logits_into(chosen, model_.head(), model_.options(), logits_);
-    return logits_.narrow(0, 0, rows).to(at::kCPU, at::kFloat).contiguous();
+    const at::Tensor own = logits_.narrow(0, 0, rows);
+    const at::Tensor whole =
+        model_.tensor() != nullptr ? parallel::whole_logits(*model_.tensor(), own) : own;
+    return whole.to(at::kCPU, at::kFloat).contiguous();
   }
 
   models::CausalLM& model_;
   std::vector<std::unique_ptr<RowSampler>> samplers_;  // one per thread
-  at::Tensor logits_;                                  // [>= rows, V]
+  at::Tensor logits_;                                  // [>= rows, V], or this rank's part of V
   std::vector<RowRequests> rows_;                      // reused, like the next
   std::vector<int32_t> index_;                         // hidden rows that are drawn from
   PlainDrawer plain_drawer_;
