@@ -69,6 +69,9 @@ Config as_actor(const FinetuneConfig& config) {
   keys.algorithm.adv_estimator = "grpo";
   keys.trainer_v1.trainer_mode = "sync";
   keys.hybrid_engine = true;
+  keys.rollout.tensor_model_parallel_size = 1;  // nobody generates
+  keys.rollout.data_parallel_size = 1;
+  keys.rollout.expert_parallel_size = 1;
   return keys;
 }
 
