@@ -16,7 +16,13 @@ def environment(**changes: str) -> dict[str, str]:
     """Without what a launcher of the tests themselves may have set."""
     ours = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC", "SLURM_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
-    return {**kept, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **changes}
+    fixed = {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        # A frozen process does not hear torchrun ask it to end, which waits 30 seconds otherwise.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10",
+    }
+    return {**kept, **fixed, **changes}
 
 
 def torchrun(num_processes: int, *arguments: str) -> list[str]:

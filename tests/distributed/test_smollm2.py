@@ -32,7 +32,7 @@ ACTOR = "actor_rollout_ref.actor"
 
 
 def arguments(tmp_path: Path, model: Path, **changes: str) -> list[str]:
-    rows = gsm8k.convert(find_gsm8k(), "train")[:40]
+    rows = sorted(gsm8k.convert(find_gsm8k(), "train"), key=lambda row: len(json.dumps(row)))[:40]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return [
         *small_run(

@@ -268,17 +268,21 @@ class Run {
     host_.on_samples(step_, /*validation=*/false, result.batch.trajectories, result.batch.scores);
     const bool last = step_ == num_steps_;
     metrics["timing_s/update_weights"] = sampler_->take_hand_over_seconds();
-    Clock clock;
-    if (due(config_.trainer.save_freq, step_)) {
-      save(sampler_->state());
-      metrics["timing_s/save_checkpoint"] = clock.lap();
+    if (save_seconds_ > 0.0 && saved_step_ == step_ - 1) {
+      metrics["timing_s/save_checkpoint"] = save_seconds_;  // of the step before
     }
+    Clock clock;
     if (config_.trainer.test_freq > 0 && (last || due(config_.trainer.test_freq, step_))) {
-      clock.lap();
       metrics.merge(validate());
       metrics["timing_s/testing"] = clock.lap();
     }
+    // A step is logged before it is saved: a run that is killed in between logs it again.
     host_.log(step_, metrics);
+    if (due(config_.trainer.save_freq, step_)) {
+      clock.lap();
+      save(sampler_->state());
+      save_seconds_ = clock.lap();
+    }
     check_skipped(std::max(skipped_in_a_row_, critic_skipped_in_a_row_),
                   config_.max_nonfinite_steps);
   }
@@ -352,6 +356,7 @@ class Run {
   int64_t num_steps_ = 0;
   int64_t step_ = 0;
   int64_t saved_step_ = -1;
+  double save_seconds_ = 0.0;
   int64_t skipped_in_a_row_ = 0;  // of the actor
   int64_t critic_skipped_in_a_row_ = 0;
   optim::ScheduleOptions schedule_;
