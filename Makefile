@@ -10,7 +10,7 @@ MODEL := .cache/models/SmolLM2-135M-Instruct
 export BANYAN_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-all build extension lint cpp-test py-test asan-test peers peers-llama peers-test soak bench bench-kernels bench-smoke clean
+.PHONY: help demo test test-all build extension lint cpp-test py-test asan-test tsan-test peers peers-llama peers-test soak bench bench-kernels bench-smoke clean
 
 help:
 	@echo "make demo      train SmolLM2-135M on arithmetic with GRPO on this machine (about 15 minutes)"
@@ -24,7 +24,7 @@ test: lint cpp-test asan-test py-test
 
 test-all: build $(MODEL)
 	$(CTEST) --preset release
-	$(MAKE) lint asan-test bench-smoke
+	$(MAKE) lint asan-test tsan-test bench-smoke
 	$(PY) -m pytest tests --durations=10
 
 # --- set-up -------------------------------------------------------------------------------------------------
@@ -71,6 +71,15 @@ asan-test: $(VENV)/.installed
 	  core_test trie_test io_test rollout_schedule_test rollout_control_test rollout_sampling_test \
 	  rollout_grammar_test
 	$(CTEST) --preset asan -R '^(core|trie|io|rollout_schedule|rollout_control|rollout_sampling|rollout_grammar)_test$$'
+
+# The threads of one process under ThreadSanitizer: the thread that gathers weights in parts, collectives of ranks that are
+# threads, control and outbox of the engine, slots that change while others read, profiles. Torch and its OpenMP are not
+# instrumented, hence one OpenMP thread, and no test of what runs on its pool.
+TSAN := core_test feature_test parallel_test rollout_control_test
+tsan-test: $(VENV)/.installed
+	$(CMAKE) --preset tsan > build/tsan.log 2>&1 || (cat build/tsan.log; false)
+	$(CMAKE) --build --preset tsan -j $(JOBS) --target $(TSAN)
+	$(CTEST) --preset tsan -R '^($(subst $() ,|,$(TSAN)))$$'
 
 py-test: build $(MODEL)
 	$(PY) -m pytest tests -m "not slow"
