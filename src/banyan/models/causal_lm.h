@@ -175,6 +175,11 @@ struct LoadOptions {
   bool router_in_double = false;  // logits and probabilities of routers in fp64
   // Ranks over which the experts are dealt out (parallel/expert_exchange.h); borrowed. Null: none.
   parallel::Collectives* experts = nullptr;
+  // Where experts are not cut as the rest of a layer is: the ranks that hold the other parts of the
+  // same ones, which may be this one alone, and those that hold all experts together. Null: they
+  // are cut over `tensor`.
+  parallel::Collectives* expert_tensor = nullptr;
+  parallel::Collectives* expert_model = nullptr;
   // False: parameters have neither memory nor values, which others bring (parallel/unit_memory.h).
   bool with_values = true;
   // Called with the model before its values are read, one after the other: makes a keeper for its

@@ -35,12 +35,13 @@ std::unique_ptr<parallel::TensorParallel> cut_of(const nn::DecoderOptions& shape
   return std::make_unique<parallel::TensorParallel>(
       *options.tensor,
       options.sequence_parallel,
-      parallel::DecoderSizes{.heads = shape.heads,
-                             .kv_heads = shape.kv_heads,
-                             .head_dim = shape.head_dim,
-                             .intermediate = shape.intermediate,
-                             .expert_intermediate = shape.moe.intermediate,
-                             .vocab = shape.vocab});
+      parallel::DecoderSizes{
+          .heads = shape.heads,
+          .kv_heads = shape.kv_heads,
+          .head_dim = shape.head_dim,
+          .intermediate = shape.intermediate,
+          .expert_intermediate = shape.moe.parts == nullptr ? shape.moe.intermediate : 0,
+          .vocab = shape.vocab});
 }
 
 std::unique_ptr<parallel::PipelineStage> stage_of(const nn::DecoderOptions& shape,
@@ -53,7 +54,7 @@ std::unique_ptr<parallel::PipelineStage> stage_of(const nn::DecoderOptions& shap
 
 // Names and shapes of the whole model, built without memory.
 std::vector<TensorShape> outline(const std::string& architecture, nn::DecoderOptions shape) {
-  shape.moe.ranks = nullptr;
+  shape.moe.ranks = shape.moe.parts = nullptr;
   const LoadOptions options{
       .compute = {.dtype = at::kFloat, .device = at::kMeta, .kernels = Kernels::kAten},
       .with_backward = false};
@@ -65,14 +66,30 @@ nn::DecoderOptions part_of(nn::DecoderOptions shape,
                            const parallel::TensorParallel* tensor,
                            const parallel::PipelineStage* stage) {
   shape.stage = stage;
+  nn::MoeOptions& moe = shape.moe;
+  if (moe.parts != nullptr) {
+    moe.whole_intermediate = moe.intermediate;
+    const parallel::Part run =
+        parallel::even_part(moe.intermediate, moe.parts->size(), moe.parts->rank());
+    moe.first_intermediate = run.begin;
+    moe.intermediate = run.count;
+  } else if (tensor != nullptr) {
+    moe.intermediate = tensor->expert_intermediate().count;
+  }
   if (tensor == nullptr) return shape;
   shape.heads = tensor->heads().count;
   shape.kv_heads = tensor->kv_heads().count;
   shape.intermediate = tensor->intermediate().count;
-  shape.moe.intermediate = tensor->expert_intermediate().count;
   shape.vocab = tensor->vocab().count;
   shape.tensor = tensor;
   return shape;
+}
+
+// Ranks that go through every pass together.
+parallel::Collectives* ranks_in_step(const nn::DecoderOptions& shape, const LoadOptions& options) {
+  parallel::Collectives* ranks =
+      shape.moe.parts != nullptr ? options.expert_model : shape.moe.ranks;
+  return parallel::is_alone(ranks) ? nullptr : ranks;
 }
 
 }  // namespace
@@ -83,7 +100,7 @@ DecoderLM::DecoderLM(const std::string& architecture,
     : shape_(shape_of(architecture, shape)),
       head_kind_(shape.head),
       options_(options.compute),
-      expert_ranks_(parallel::is_alone(shape.moe.ranks) ? nullptr : shape.moe.ranks),
+      expert_ranks_(ranks_in_step(shape, options)),
       params_(/*masters_are_empty=*/!options.with_values || options.before_values != nullptr),
       tensor_(cut_of(shape, options)),
       stage_(stage_of(shape, options)),

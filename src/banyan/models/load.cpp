@@ -37,6 +37,15 @@ nn::DecoderOptions with_head(nn::DecoderOptions shape,
                  options.experts->size());
     shape.moe.ranks = options.experts;
   }
+  if (options.expert_tensor != nullptr && shape.num_moe_layers() > 0) {
+    BANYAN_CHECK(shape.moe.intermediate >= options.expert_tensor->size(),
+                 "[parallel] expert_tensor_parallel_size: wanted at most moe_intermediate_size (",
+                 shape.moe.intermediate,
+                 "), got ",
+                 options.expert_tensor->size());
+    shape.moe.ranks = options.experts;
+    shape.moe.parts = options.expert_tensor;
+  }
   return shape;
 }
 
@@ -53,7 +62,7 @@ void check_directory(const std::string& directory,
   without.with_values = true;
   without.before_values = nullptr;
   without.pipeline = nullptr;  // the files hold all layers, and all experts
-  shape.moe.ranks = nullptr;
+  shape.moe.ranks = shape.moe.parts = nullptr;
   DecoderLM outline(architecture, shape, without);
   const detail::HeadChoice head = {shape.tied, shape.head, /*may_be_missing=*/true};
   detail::check_tensors(directory, weights, outline.params(), head);

@@ -46,7 +46,7 @@ LayerBytes layer_bytes(const DecoderOptions& shape, const ComputeOptions& option
         moe.num_experts * logit + moe.num_chosen * static_cast<int64_t>(sizeof(int64_t));
     // Rows of the experts: dy, d(act) twice, act twice, d(gate, up); h and d(h) of the rows.
     feed_forward = 3 * bytes.gate_up + 2 * moe.num_chosen * x + 4 * bytes.routing;
-    if (!parallel::is_alone(moe.ranks)) {  // rows of the experts are sent again, not kept
+    if (!parallel::is_alone(moe.ranks) || moe.parts != nullptr) {  // rows are sent again, not kept
       feed_forward += bytes.gate_up + 2 * moe.num_chosen * x;
       bytes.gate_up = 0;
     }

@@ -31,6 +31,12 @@ struct MoeOptions {
 
   // Ranks over which the experts are dealt out; null: all of them are here.
   parallel::Collectives* ranks = nullptr;
+  // Where experts are not cut as the rest of a layer is: ranks that hold the other parts of the
+  // experts here, alone where these are whole; `ranks` is then there too. `intermediate` is the run
+  // that is here, [first_intermediate, first_intermediate + intermediate) of whole_intermediate.
+  parallel::Collectives* parts = nullptr;
+  int64_t first_intermediate = 0;
+  int64_t whole_intermediate = 0;
 
   bool has_experts(int64_t layer) const {
     return num_experts > 0 && (layer + 1) % sparse_step == 0 &&

@@ -25,22 +25,21 @@ Moe::Moe(ParamTable& table,
          bool with_backward)
     : options_(options),
       norm_eps_(shape.norm_eps),
-      num_experts_(shape.moe.num_experts),
-      ranks_(parallel::is_alone(shape.moe.ranks) ? nullptr : shape.moe.ranks),
+      moe_(shape.moe),
       tensor_(shape.tensor),
       router_{.num_chosen = shape.moe.num_chosen,
               .renormalise = shape.moe.renormalise,
               .in_double = shape.moe.router_in_double},
       norm_(table, {{prefix + "post_attention_layernorm.weight", shape.hidden}}, options),
       gate_(table,
-            {{prefix + "mlp.gate.weight", num_experts_}},
+            {{prefix + "mlp.gate.weight", shape.moe.num_experts}},
             shape.hidden,
             options,
             with_backward) {
   const int64_t width = shape.moe.intermediate;
   const size_t before = table.params().size();
-  const int64_t num_own = ranks_ == nullptr ? num_experts_ : num_experts_ / ranks_->size();
-  const int64_t first = ranks_ == nullptr ? 0 : ranks_->rank() * num_own;
+  const int64_t num_own = moe_.num_experts / (moe_.ranks == nullptr ? 1 : moe_.ranks->size());
+  const int64_t first = moe_.ranks == nullptr ? 0 : moe_.ranks->rank() * num_own;
   for (int64_t e = first; e < first + num_own; ++e) {
     const std::string expert = prefix + "mlp.experts." + std::to_string(e) + ".";
     const auto add = [&](std::vector<Weight::Part> parts, int64_t in) {
@@ -51,7 +50,11 @@ Moe::Moe(ParamTable& table,
     down_.push_back(add({{expert + "down_proj.weight", shape.hidden}}, width));
   }
   for (size_t i = before; i < table.params().size(); ++i) {
-    table.params()[i].is_dealt = ranks_ != nullptr;
+    Param& param = table.params()[i];
+    param.is_dealt = !parallel::is_alone(moe_.ranks) || is_apart();
+    if (parallel::is_alone(moe_.parts)) continue;
+    const int64_t dim = param.name.ends_with("down_proj.weight") ? 1 : 0;
+    param.cut = {dim, moe_.first_intermediate, moe_.whole_intermediate};
   }
 }
 
@@ -77,6 +80,23 @@ at::Tensor Moe::normed(const LayerContext& context, const at::Tensor& x) const {
                                context.positions.numel());
 }
 
+at::Tensor Moe::brought(const at::Tensor& x) const {
+  if (!is_apart() || tensor_ == nullptr) return x;
+  const parallel::Part run = tensor_->run_of(x.size(0));
+  return x.narrow(0, run.begin, run.count);
+}
+
+at::Tensor Moe::dy_brought(const at::Tensor& dy, int64_t num_tokens) const {
+  if (!is_apart() || tensor_ == nullptr) return parallel::gather_rows(tensor_, dy, num_tokens);
+  const parallel::Part run = tensor_->run_of(num_tokens);
+  return dy.narrow(0, tensor_->is_sequence_parallel() ? 0 : run.begin, run.count);
+}
+
+at::Tensor Moe::to_stream(at::Tensor y, int64_t num_tokens) const {
+  if (tensor_ == nullptr) return y;
+  return is_apart() ? tensor_->rows_from_runs(y, num_tokens) : tensor_->sum_rows(std::move(y));
+}
+
 at::Tensor Moe::forward(const LayerContext& context, const at::Tensor& x, Saved* saved) const {
   const profile::Scope timed("feed-forward half");
   const at::Tensor h = normed(context, x);
@@ -84,21 +104,22 @@ at::Tensor Moe::forward(const LayerContext& context, const at::Tensor& x, Saved*
   if (context.routers != nullptr && context.routers->is_counting()) {
     context.routers->count(context.layer, routing, context.attention.multiplicity());
   }
-  const ops::ExpertRows rows = ops::sort_by_expert(routing.choice, num_experts_);
+  const ops::ExpertRows rows = ops::sort_by_expert(brought(routing.choice), moe_.num_experts);
   at::Tensor gate_up;
-  at::Tensor out = ops::permute(h, rows);
-  if (ranks_ == nullptr) {
-    out = experts_forward(out, rows.offsets, saved ? &gate_up : nullptr);
+  at::Tensor out = ops::permute(brought(h), rows);
+  if (!sends_rows()) {
+    out = experts_forward(out, rows.offsets, saved && !is_apart() ? &gate_up : nullptr);
   } else {
-    const parallel::ExpertExchange exchange(*ranks_, rows.offsets);
+    const parallel::ExpertExchange exchange = exchange_of(rows.offsets);
     out = exchange.to_tokens(
         experts_forward(exchange.to_experts(out), exchange.offsets(), /*gate_up=*/nullptr));
   }
-  const at::Tensor weight = ops::routing_weights(routing, router_);
+  const at::Tensor weight = brought(ops::routing_weights(routing, router_));
   at::Tensor y =
       tensor_ == nullptr
           ? ops::unpermute(out, rows, weight, /*residual=*/x, options_)
-          : tensor_->sum_rows(ops::unpermute(out, rows, weight, /*residual=*/{}, options_)).add_(x);
+          : to_stream(ops::unpermute(out, rows, weight, /*residual=*/{}, options_), h.size(0))
+                .add_(x);
   if (saved) *saved = {x, std::move(gate_up), routing.logits, routing.choice};
   return y;
 }
@@ -141,32 +162,38 @@ at::Tensor Moe::backward(const LayerContext& context, const at::Tensor& dy, Save
     const profile::PhaseScope phase(profile::Phase::kRecompute);
     routing = ops::route(h, gate_.compute(), router_, options_);
   }
-  const ops::ExpertRows rows = ops::sort_by_expert(routing.choice, num_experts_);
-  Rows own{ops::permute(h, rows),
-           ops::permute(parallel::gather_rows(tensor_, dy, h.size(0)), rows),
-           ops::weight_of_rows(ops::routing_weights(routing, router_), rows, options_.dtype)};
+  const ops::ExpertRows rows = ops::sort_by_expert(brought(routing.choice), moe_.num_experts);
+  const int64_t num_tokens = h.size(0);
+  Rows own{
+      ops::permute(brought(h), rows),
+      ops::permute(dy_brought(dy, num_tokens), rows),
+      ops::weight_of_rows(brought(ops::routing_weights(routing, router_)), rows, options_.dtype)};
   RowGradients grads;
-  if (ranks_ == nullptr) {
+  if (!sends_rows()) {
     grads = experts_backward(own, rows.offsets, std::move(saved.gate_up));
   } else {
-    const parallel::ExpertExchange exchange(*ranks_, rows.offsets);
+    const parallel::ExpertExchange exchange = exchange_of(rows.offsets);
     own = {
         exchange.to_experts(own.h), exchange.to_experts(own.dy), exchange.to_experts(own.weight)};
     grads = experts_backward(own, exchange.offsets(), {});
     grads = {exchange.to_tokens(grads.h), exchange.to_tokens(grads.weight)};
   }
-  if (tensor_ != nullptr) tensor_->ranks().all_reduce_sum(grads.weight);
+  at::Tensor of_weight = ops::to_choices(grads.weight, rows);
+  if (tensor_ != nullptr && is_apart()) {
+    of_weight = tensor_->gather_runs(of_weight, num_tokens);
+  } else if (tensor_ != nullptr) {
+    tensor_->ranks().all_reduce_sum(of_weight);
+  }
   std::optional<ops::RouterPenalty> penalty;
   if (context.routers != nullptr) {
     penalty = context.routers->penalty(context.layer, context.attention.multiplicity(), routing);
   }
   const at::Tensor dlogits =
-      ops::routing_backward(
-          routing, ops::to_choices(grads.weight, rows), router_, penalty ? &*penalty : nullptr)
+      ops::routing_backward(routing, of_weight, router_, penalty ? &*penalty : nullptr)
           .to(options_.dtype);
   ops::linear_backward_weight(dlogits, h, gate_.grad(), /*grad_bias=*/{}, options_);
-  at::Tensor dh = parallel::sum_rows(
-      tensor_, ops::unpermute(grads.h, rows, /*weight=*/{}, /*residual=*/{}, options_));
+  at::Tensor dh = to_stream(ops::unpermute(grads.h, rows, /*weight=*/{}, /*residual=*/{}, options_),
+                            num_tokens);
   const at::Tensor of_router = ops::linear_backward_input(dlogits, gate_.compute());
   dh.add_(tensor_ == nullptr ? of_router : tensor_->own_rows(of_router));
   return ops::rms_norm_backward(
@@ -175,16 +202,18 @@ at::Tensor Moe::backward(const LayerContext& context, const at::Tensor& dy, Save
 
 // No rows of this rank's: the others' pass through the experts here.
 void Moe::idle_forward() const {
-  if (ranks_ == nullptr) return;
-  const parallel::ExpertExchange exchange(*ranks_, std::vector<int64_t>(num_experts_ + 1, 0));
+  if (!sends_rows()) return;
+  const parallel::ExpertExchange exchange =
+      exchange_of(std::vector<int64_t>(moe_.num_experts + 1, 0));
   const at::Tensor none =
       at::empty({0, gate_.compute().in}, at::TensorOptions(options_.dtype).device(options_.device));
   exchange.to_tokens(experts_forward(exchange.to_experts(none), exchange.offsets(), nullptr));
 }
 
 void Moe::idle_backward() {
-  if (ranks_ == nullptr) return;
-  const parallel::ExpertExchange exchange(*ranks_, std::vector<int64_t>(num_experts_ + 1, 0));
+  if (!sends_rows()) return;
+  const parallel::ExpertExchange exchange =
+      exchange_of(std::vector<int64_t>(moe_.num_experts + 1, 0));
   const auto like = at::TensorOptions(options_.device);
   const at::Tensor none = at::empty({0, gate_.compute().in}, like.dtype(options_.dtype));
   const at::Tensor weight =

@@ -16,7 +16,10 @@
 // more, so it does not matter in which order the ranks' backwards follow each other.
 //
 // Over ranks of tensor parallel each holds a run of every expert's columns F; all choose alike, and
-// what their runs give is added like the products of one network.
+// what their runs give is added like the products of one network. Where experts are cut in another
+// way (MoeOptions::parts) all choose alike too, but each of these ranks sends a run of the tokens
+// to the experts, which may be any rank's: what comes back is complete, and the runs are put
+// together. Ranks that hold parts of the same experts tell each other the rows that came to them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -54,6 +57,21 @@ class Moe final : public FeedForward {
  private:
   // All rows of N1 x.
   at::Tensor normed(const LayerContext& context, const at::Tensor& x) const;
+  // The tokens that this rank brings to the experts, of x [T, ...].
+  at::Tensor brought(const at::Tensor& x) const;
+  // The gradient of what the layer gave for them, from the rows of the residual stream.
+  at::Tensor dy_brought(const at::Tensor& dy, int64_t num_tokens) const;
+  // What came of them [t, E], in the rows of the residual stream that are here, of T.
+  at::Tensor to_stream(at::Tensor y, int64_t num_tokens) const;
+  // True if rows go to other ranks.
+  bool sends_rows() const {
+    return !parallel::is_alone(moe_.ranks) || !parallel::is_alone(moe_.parts);
+  }
+  // Experts are not cut as the rest of the layer.
+  bool is_apart() const { return moe_.parts != nullptr; }
+  parallel::ExpertExchange exchange_of(const std::vector<int64_t>& offsets) const {
+    return {*moe_.ranks, offsets, moe_.parts};
+  }
   ops::ExpertWeights compute_of(const std::vector<std::unique_ptr<Weight>>& weights) const;
 
   // Rows [R, E] of the experts held here, sorted by expert, through them; `gate_up` is left there
@@ -77,9 +95,8 @@ class Moe final : public FeedForward {
 
   ComputeOptions options_;
   double norm_eps_;
-  int64_t num_experts_;
-  parallel::Collectives* ranks_;            // that hold the other experts; null: all are here
-  const parallel::TensorParallel* tensor_;  // ranks that hold the rest of each; null: none
+  MoeOptions moe_;
+  const parallel::TensorParallel* tensor_;  // ranks with the same tokens; null: none
   ops::RouterOptions router_;
   Vector norm_;
   Weight gate_;

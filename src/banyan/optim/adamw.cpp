@@ -107,7 +107,9 @@ AdamW::AdamW(ParamTable& params,
              parallel::Collectives* experts)
     : params_(params), model_(model), options_(options) {
   check_options(options);
-  if (!parallel::is_alone(ranks)) {
+  const bool shares_experts =
+      !parallel::is_alone(experts) && !parallel::params_with_copies(params, true).empty();
+  if (!parallel::is_alone(ranks) || (ranks != nullptr && shares_experts)) {
     ranks_ = ranks;
     share_out(*ranks, /*dealt=*/false);
     if (experts != nullptr) share_out(*experts, /*dealt=*/true);
@@ -144,7 +146,9 @@ void AdamW::reduce_gradients() {
 
 double AdamW::grad_norm() {
   parallel::Collectives* ranks = is_sharded() ? ranks_ : norm_ranks_;
-  if (parallel::is_alone(ranks)) return std::sqrt(sum_over(model_, sum_of_squares(params_)));
+  if (!is_sharded() && parallel::is_alone(ranks)) {
+    return std::sqrt(sum_over(model_, sum_of_squares(params_)));
+  }
   double own = 0.0;
   for (const parallel::Range& range : own_) {
     const Param& param = params_.params()[range.tensor];

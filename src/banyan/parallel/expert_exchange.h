@@ -4,8 +4,13 @@
 //   [ rows of source 0 | rows of source 1 | ... ], each sorted by expert,
 // and puts them in the order [expert][source]. Every row is moved, and none is dropped.
 //
+// Where m ranks hold a part of the same experts each, and each brings rows of its own, every one of
+// them gets the rows of all, in the order [expert][rank]. On the way back what their parts give for
+// a row is added in the order of the ranks, in fp32 (fp64), by the rank that brought it.
+//
 // Bytes sent by a rank: 8 X for the counts (n - 1 times: all_gather), and for each exchange the
-// bytes of its rows that belong to other ranks (all_to_all).
+// bytes of its rows that belong to other ranks (all_to_all). Over the ranks with other parts: 8 X /
+// n for the counts (m - 1 times), the rows that it got m - 1 times there, and those of others back.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,11 +25,17 @@ namespace banyan::parallel {
 class ExpertExchange {
  public:
   // (all) `offsets` [X + 1]: this rank's rows of each expert. X is a multiple of the ranks.
-  ExpertExchange(Collectives& ranks, const std::vector<int64_t>& offsets);
+  // `parts`: ranks that hold parts of the same experts; null: they are whole here, or cut over
+  // ranks that have equal rows.
+  ExpertExchange(Collectives& ranks,
+                 const std::vector<int64_t>& offsets,
+                 Collectives* parts = nullptr);
 
   // [X / n + 1] of the rows that came: those of this rank's expert e are
   // [offsets()[e], offsets()[e + 1]).
-  const std::vector<int64_t>& offsets() const { return own_offsets_; }
+  const std::vector<int64_t>& offsets() const {
+    return parts_ == nullptr ? by_rank_.offsets : by_part_.offsets;
+  }
 
   // (all) rows [S, ...] of this rank in the order of its offsets -> rows [R, ...] of its experts.
   at::Tensor to_experts(const at::Tensor& rows) const;
@@ -32,12 +43,23 @@ class ExpertExchange {
   at::Tensor to_tokens(const at::Tensor& rows) const;
 
  private:
+  // Rows that come from several ranks, each sorted by expert.
+  struct Arrival {
+    std::vector<int64_t> sizes;    // rows from each rank
+    std::vector<int64_t> offsets;  // by expert, of all
+    at::Tensor by_expert;          // int64: place of each row as it came
+    at::Tensor by_source;          // int64: the inverse
+  };
+  // counts [ranks, X]: rows of each expert that each rank has; of `num` experts from `first` on.
+  static Arrival arrival_of(const at::Tensor& counts, int64_t first, int64_t num);
+  // The number of rows that this rank has of its experts, for each of the ranks with other parts.
+  std::vector<int64_t> own_to_each() const;
+
   Collectives& ranks_;
-  std::vector<int64_t> sent_;      // rows to each rank
-  std::vector<int64_t> received_;  // rows from each rank
-  std::vector<int64_t> own_offsets_;
-  at::Tensor by_expert_;  // [R] int64: place of each row as it came
-  at::Tensor by_source_;  // [R] int64: the inverse
+  Collectives* parts_;
+  std::vector<int64_t> sent_;  // rows to each rank
+  Arrival by_rank_;
+  Arrival by_part_;
 };
 
 }  // namespace banyan::parallel

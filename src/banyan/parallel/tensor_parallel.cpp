@@ -28,6 +28,8 @@ bool is_kv_projection(const std::string& name) {
                     "self_attn.v_proj.bias"});
 }
 
+bool is_expert(const std::string& name) { return name.find(".mlp.experts.") != std::string::npos; }
+
 void check_enough(const char* what, int64_t have, int64_t ranks) {
   BANYAN_CHECK(have >= ranks,
                "[parallel] tensor_model_parallel_size: wanted at most ",
@@ -93,9 +95,8 @@ Cut TensorParallel::cut_of(const std::string& name) const {
   if (is_one_of(name, {"self_attn.o_proj.weight"})) {
     return {1, heads_.begin * d, whole_.heads * d};
   }
-  const bool is_expert = name.find(".mlp.experts.") != std::string::npos;
-  const Part& run = is_expert ? expert_intermediate_ : intermediate_;
-  const int64_t width = is_expert ? whole_.expert_intermediate : whole_.intermediate;
+  const Part& run = is_expert(name) ? expert_intermediate_ : intermediate_;
+  const int64_t width = is_expert(name) ? whole_.expert_intermediate : whole_.intermediate;
   if (is_one_of(name,
                 {".gate_proj.weight", ".gate_proj.bias", ".up_proj.weight", ".up_proj.bias"})) {
     return {0, run.begin, width};
@@ -115,6 +116,7 @@ bool TensorParallel::is_partial(const std::string& name) const {
 void TensorParallel::declare(ParamTable& table) const {
   const int64_t copies = shares_kv_heads() ? ranks_->size() / whole_.kv_heads : 1;
   for (Param& param : table.params()) {
+    if (whole_.expert_intermediate == 0 && is_expert(param.name)) continue;
     param.cut = cut_of(param.name);
     if (param.cut.is_whole()) {
       param.is_copy = !ranks_->is_first();
@@ -131,7 +133,7 @@ at::Tensor TensorParallel::sum_rows(at::Tensor term) const {
     ranks_->all_reduce_sum(term);
     return term;
   }
-  const int64_t own = (term.size(0) + ranks_->size() - 1) / ranks_->size();
+  const int64_t own = longest_run(term.size(0));
   const at::Tensor all = padded(term, own * ranks_->size()).contiguous();
   const at::Tensor sum = ranks_->reduce_scatter_sum(all.view({-1}));
   return sum.to(term.scalar_type()).view({own, term.size(1)});
@@ -145,9 +147,27 @@ at::Tensor TensorParallel::gather_rows(const at::Tensor& x, int64_t rows) const 
 
 at::Tensor TensorParallel::own_rows(const at::Tensor& x) const {
   if (!sequence_) return x;
-  const int64_t own = (x.size(0) + ranks_->size() - 1) / ranks_->size();
-  const int64_t begin = std::min(x.size(0), own * ranks_->rank());
-  return padded(x.narrow(0, begin, std::min(own, x.size(0) - begin)), own).contiguous();
+  const Part run = run_of(x.size(0));
+  return padded(x.narrow(0, run.begin, run.count), longest_run(x.size(0))).contiguous();
+}
+
+int64_t TensorParallel::longest_run(int64_t rows) const {
+  return (rows + ranks_->size() - 1) / ranks_->size();
+}
+
+Part TensorParallel::run_of(int64_t rows) const {
+  const int64_t longest = longest_run(rows);
+  const int64_t begin = std::min(rows, longest * ranks_->rank());
+  return {begin, std::min(longest, rows - begin)};
+}
+
+at::Tensor TensorParallel::gather_runs(const at::Tensor& run, int64_t rows) const {
+  const at::Tensor all = ranks_->all_gather(padded(run, longest_run(rows)));
+  return all.view({-1, run.size(1)}).narrow(0, 0, rows);
+}
+
+at::Tensor TensorParallel::rows_from_runs(const at::Tensor& run, int64_t rows) const {
+  return sequence_ ? padded(run, longest_run(rows)) : gather_runs(run, rows);
 }
 
 TensorParallel::OwnTokens TensorParallel::own_tokens(const at::Tensor& ids) const {

@@ -44,7 +44,7 @@ struct DecoderSizes {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t intermediate = 0;
-  int64_t expert_intermediate = 0;  // 0: no experts
+  int64_t expert_intermediate = 0;  // 0: no experts, or cut in another way (nn/moe.h)
   int64_t vocab = 0;
 };
 
@@ -73,6 +73,13 @@ class TensorParallel {
   // Own rows of x [T, E], which is equal on all ranks.
   at::Tensor own_rows(const at::Tensor& x) const;
 
+  // What each rank does with a part of T rows, also without sequence parallel: its run of ceil(T /
+  // n), the last ones less; all rows [T, ...] from the runs; and from them the rows of the residual
+  // stream that are here.
+  Part run_of(int64_t rows) const;
+  at::Tensor gather_runs(const at::Tensor& run, int64_t rows) const;
+  at::Tensor rows_from_runs(const at::Tensor& run, int64_t rows) const;
+
   // Tokens of this rank's part of the vocabulary. Throws [embedding] for an id beyond the whole.
   struct OwnTokens {
     at::Tensor ids;      // [T] int32, from 0 in the part; 0 for a token that is not here
@@ -85,6 +92,7 @@ class TensorParallel {
   bool is_partial(const std::string& name) const;
   void finish(ParamTable& table) const;
   void sum_copies(Param& param) const;
+  int64_t longest_run(int64_t rows) const;
   // Where several ranks hold one kv head.
   bool shares_kv_heads() const { return whole_.kv_heads < ranks_->size(); }
 

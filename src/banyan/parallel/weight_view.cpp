@@ -14,25 +14,38 @@ namespace banyan::parallel {
 
 WeightView::WeightView(const ParamTable& params, Groups& groups)
     : params_(params), groups_(groups), places_(params.params().size()) {
-  if (!groups.tensor.is_alone() && !places_.empty()) place();
+  place(groups.tensor, /*dealt=*/false);
+  place(groups.expert_tensor, /*dealt=*/true);
   list();
 }
 
-void WeightView::place() {
+Collectives& WeightView::ranks_of(size_t i) const {
+  return params_.params()[i].is_dealt ? groups_.expert_tensor : groups_.tensor;
+}
+
+void WeightView::place(Collectives& ranks, bool dealt) {
   const auto num_params = static_cast<int64_t>(places_.size());
+  const auto is_other = [&](int64_t i) {
+    const Param& param = params_.params()[i];
+    return param.is_dealt != dealt || param.cut.is_whole();
+  };
+  const auto& params = params_.params();
+  const bool has_any = std::any_of(
+      params.begin(), params.end(), [&](const Param& param) { return param.is_dealt == dealt; });
+  if (ranks.is_alone() || !has_any) return;
   at::Tensor own = at::zeros({num_params, 2}, at::kLong);
   for (int64_t i = 0; i < num_params; ++i) {
     const Param& param = params_.params()[i];
-    if (param.cut.is_whole()) continue;
+    if (is_other(i)) continue;
     own[i][0].fill_(param.cut.begin);
     own[i][1].fill_(param.master.size(param.cut.dim));
   }
-  const at::Tensor all = groups_.tensor.all_gather(own);  // [n, params, 2]
+  const at::Tensor all = ranks.all_gather(own);  // [n, params, 2]
   const int64_t* value = all.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < num_params; ++i) {
-    if (params_.params()[i].cut.is_whole()) continue;
+    if (is_other(i)) continue;
     Places& places = places_[i];
-    for (int64_t r = 0; r < groups_.tensor.size(); ++r) {
+    for (int64_t r = 0; r < ranks.size(); ++r) {
       places.begin.push_back(value[(r * num_params + i) * 2]);
       places.count.push_back(value[(r * num_params + i) * 2 + 1]);
       places.longest = std::max(places.longest, places.count.back());
@@ -43,7 +56,8 @@ void WeightView::place() {
 // The cut dimension comes first on the way, padded to the longest run: ranks may hold unequal ones.
 at::Tensor WeightView::gathered(size_t i, const at::Tensor& own) const {
   const Cut& cut = params_.params()[i].cut;
-  if (cut.is_whole() || groups_.tensor.is_alone()) return own;
+  Collectives& ranks = ranks_of(i);
+  if (cut.is_whole() || ranks.is_alone()) return own;
   const Places& places = places_[i];
   at::Tensor piece = own.transpose(0, cut.dim);
   std::vector<int64_t> shape = piece.sizes().vec();
@@ -54,9 +68,9 @@ at::Tensor WeightView::gathered(size_t i, const at::Tensor& own) const {
     longer.narrow(0, 0, count).copy_(piece);
     piece = longer;
   }
-  const at::Tensor pieces = groups_.tensor.all_gather(piece);
+  const at::Tensor pieces = ranks.all_gather(piece);
   at::Tensor whole = at::empty(cut.whole_shape(own.sizes()), own.options());
-  for (int64_t r = 0; r < groups_.tensor.size(); ++r) {
+  for (int64_t r = 0; r < ranks.size(); ++r) {
     whole.narrow(cut.dim, places.begin[r], places.count[r])
         .copy_(pieces[r].narrow(0, 0, places.count[r]).transpose(0, cut.dim));
   }

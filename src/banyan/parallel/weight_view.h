@@ -1,7 +1,8 @@
 // The whole tensors of a model whose parameters lie in parts on several ranks, one after the other:
 // what the rollout's model, checkpoints and exports are filled from, whatever the cut. Parts of a
 // tensor are brought together over the tensor group of the stage that has it; then the stage tells
-// it to the others. Of experts that are dealt out their holder does so before.
+// it to the others. Of experts that are dealt out their holders do so before, whose parts may lie
+// over other ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,7 +31,7 @@ class WeightView {
   void each_of(const std::vector<at::Tensor>& own, const Visit& visit) const;
 
  private:
-  // Runs of one parameter along its cut, by rank of the tensor group.
+  // Runs of one parameter along its cut, by rank of the group over which it lies.
   struct Places {
     std::vector<int64_t> begin;
     std::vector<int64_t> count;
@@ -45,7 +46,10 @@ class WeightView {
     std::vector<int64_t> shape;
     at::ScalarType dtype = at::kFloat;
   };
-  void place();
+  // (all) Fills places_ of the parameters that lie in parts over these ranks.
+  void place(Collectives& ranks, bool dealt);
+  // Over which those of a parameter lie.
+  Collectives& ranks_of(size_t i) const;
   void list();
   at::Tensor gathered(size_t i, const at::Tensor& own) const;
 

@@ -47,6 +47,7 @@ struct Case {
   bool by_heads = false;     // context parallel, else by ranges
   std::string carry = "auto";
   std::optional<int64_t> chunks = {};  // of a stage
+  std::optional<int64_t> parts = {};   // of an expert; as many as ranks of tensor parallel if empty
   std::string loss_mode = "vanilla";
 };
 
@@ -68,6 +69,8 @@ inline Outcome three_steps(const Case& with, parallel::Groups& groups) {
   config.actor.entropy_coeff = 0.01;
   config.sharing.carry = with.carry;
   config.actor.policy_loss.loss_mode = with.loss_mode;
+  config.actor.megatron.tensor_model_parallel_size = groups.tensor.size();
+  config.actor.megatron.expert_tensor_parallel_size = with.parts;
   config.actor.megatron.pipeline_model_parallel_size = groups.pipeline.size();
   config.actor.megatron.virtual_pipeline_model_parallel_size = with.chunks;
   if (with.with_losses) {
@@ -75,7 +78,7 @@ inline Outcome three_steps(const Case& with, parallel::Groups& groups) {
         .moe_aux_loss_coeff = 0.1, .moe_z_loss_coeff = 0.02, .moe_router_dtype = {}};
   }
   models::LoadOptions options{{.dtype = with.dtype}, true};
-  train::set_experts(groups, options);
+  train::set_experts(config, groups, options);
   train::set_cut(with.sequence, groups, options);
   train::set_stages(train::stage_split(config), groups, options);
   const auto whole = models::random_model(with.model, 3, {{.dtype = with.dtype}, true});
@@ -113,7 +116,7 @@ inline void expect_equals_one(const Case& with,
                               const std::string& what) {
   parallel::Groups alone;
   Case whole = with;
-  whole.chunks = {};
+  whole.chunks = whole.parts = {};
   const Outcome one = three_steps(whole, alone);
   if (with.carry == "recompute" && with.share) {
     EXPECT_GT(one.result.walk.num_recomputed, 0);

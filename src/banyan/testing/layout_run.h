@@ -9,11 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "banyan/checkpoint/checkpoint.h"
 #include "banyan/testing/fake_host.h"
 #include "banyan/testing/five_groups.h"
 #include "banyan/testing/thread_transport.h"
 #include "banyan/testing/tiny_run.h"
 #include "banyan/train/parallel_keys.h"
+#include "banyan/train/sharded_model.h"
 #include "banyan/train/trainer.h"
 
 namespace banyan::testing {
@@ -98,6 +100,44 @@ inline std::string saved_again(
   config.trainer.default_local_dir = scratch / ("again" + std::to_string(step));
   run_layout(size, config);
   return config.trainer.default_local_dir + "/global_step_" + std::to_string(step);
+}
+
+// A checkpoint of the actor, loaded over `size` processes under the keys of `config` and saved
+// again under `to`, with its moments: the path.
+inline std::string moved(int64_t size,
+                         const Config& config,
+                         const std::string& from,
+                         const std::string& to) {
+  int64_t step = 0;
+  run_mesh(size, train::mesh_shape(config), [&](parallel::Groups& groups) {
+    models::LoadOptions options{{.dtype = at::kFloat}, /*with_backward=*/true};
+    train::set_cut(/*sequence_parallel=*/true, groups, options);
+    train::set_stages(train::stage_split(config), groups, options);
+    train::set_experts(config, groups, options);
+    const auto model = models::load_model(config.model.path, options);
+    const auto optimizer = train::make_optimizer(config.actor.optim, *model, groups);
+    const checkpoint::TrainerState state = checkpoint::load(from, *model, *optimizer);
+    optimizer->gather_moments();
+    checkpoint::save(to, *model, *optimizer, state, from, 0, nullptr, &groups);
+    if (groups.world.is_first()) step = state.global_step;
+  });
+  return to + "/global_step_" + std::to_string(step);
+}
+
+// Masters and moments have equal bits, and the moments are not zero.
+inline void expect_same_checkpoint(const std::string& path, const std::string& wanted) {
+  for (const std::string file : {"/state/master.safetensors", "/state/moments.safetensors"}) {
+    const io::SafetensorsFile mine(path + file);
+    const io::SafetensorsFile other(wanted + file);
+    ASSERT_EQ(mine.entries().size(), other.entries().size()) << path;
+    for (const auto& [name, entry] : other.entries()) {
+      const at::Tensor tensor = other.read(name);
+      EXPECT_TRUE(mine.read(name).equal(tensor)) << name << " in " << path;
+      if (name.starts_with("v.")) {
+        EXPECT_GT(tensor.sum().item<double>(), 0.0) << name;
+      }
+    }
+  }
 }
 
 // What check_parallel says of the keys, and then of one process under them; "": nothing.

@@ -76,7 +76,7 @@ Critic::Critic(const Config& config,
   options.notes = &notes;
   set_cut(config.critic.megatron.sequence_parallel, groups, options);
   set_stages(stage_split(config), groups, options);
-  set_experts(groups, options);
+  set_experts(config, groups, options);
   model_ = load_sharded(path_, options, critic_sharding(config), groups, fsdp_);
   model_->set_recompute(critic_recompute(config));
   optimizer_ = make_optimizer(config.critic.optim, *model_, groups);

@@ -113,7 +113,7 @@ TEST(ExpertPipeline, WalksOfRandomTries) {
     testing::run_mesh(4, {.ep = 2, .pp = 2}, [&](Groups& groups) {
       at::set_num_threads(1);
       models::LoadOptions load{testing::kFp64, true};
-      set_experts(groups, load);
+      load.experts = &groups.expert;
       set_stages({.pipeline_model_parallel_size = 2,
                   .virtual_pipeline_model_parallel_size = 1 + static_cast<int64_t>(seed % 2)},
                  groups,

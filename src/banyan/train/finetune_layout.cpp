@@ -116,7 +116,7 @@ std::unique_ptr<models::CausalLM> load_finetuned(const FinetuneConfig& config,
   const Config keys = as_actor(config);
   set_cut(config.megatron.sequence_parallel, groups, options);
   set_stages(stage_split(keys), groups, options);
-  set_experts(groups, options);
+  set_experts(keys, groups, options);
   return load_sharded(path, options, actor_sharding(keys), groups, fsdp);
 }
 

@@ -1,7 +1,9 @@
 #include "banyan/train/parallel_keys.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
+#include <utility>
 
 #include "banyan/core/error.h"
 #include "banyan/parallel/tensor_parallel.h"
@@ -19,6 +21,8 @@ constexpr const char* kUlysses = "actor_rollout_ref.actor.ulysses_sequence_paral
 constexpr const char* kPipeline = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size";
 constexpr const char* kRollout = "actor_rollout_ref.rollout.";
 constexpr const char* kExperts = "actor_rollout_ref.actor.megatron.expert_model_parallel_size";
+constexpr const char* kExpertTensor =
+    "actor_rollout_ref.actor.megatron.expert_tensor_parallel_size";
 
 void check_role(const std::string& key, int64_t size, int64_t actor) {
   BANYAN_CHECK(size == actor,
@@ -97,28 +101,44 @@ void check_context(const Config& config) {
                ": passes are shared out by tokens or by heads, not by both");
 }
 
+// Processes that hold a part of each expert.
+int64_t expert_tensor_size(const MegatronConfig& megatron) {
+  return megatron.expert_tensor_parallel_size.value_or(megatron.tensor_model_parallel_size);
+}
+
+bool cuts_experts_apart(const Config& config) {
+  return expert_tensor_size(config.actor.megatron) !=
+         config.actor.megatron.tensor_model_parallel_size;
+}
+
 void check_experts(const Config& config) {
   const MegatronConfig& actor = config.actor.megatron;
-  const int64_t tensor = actor.tensor_model_parallel_size;
-  const auto check_parts = [&](const char* key, const std::optional<int64_t>& size) {
-    BANYAN_CHECK(size.value_or(tensor) == tensor,
-                 "[config] ",
-                 key,
-                 ": wanted null or ",
-                 kTensor,
-                 " (",
-                 tensor,
-                 "), got ",
-                 *size,
-                 ": experts are cut like the rest of a layer");
-  };
-  check_parts("actor_rollout_ref.actor.megatron.expert_tensor_parallel_size",
-              actor.expert_tensor_parallel_size);
-  check_parts("actor_rollout_ref.ref.megatron.expert_tensor_parallel_size",
-              config.ref_expert_tensor_parallel_size);
-  if (!wants_critic(config)) return;
-  check_parts("critic.megatron.expert_tensor_parallel_size",
-              config.critic.megatron.expert_tensor_parallel_size);
+  const int64_t own = expert_tensor_size(actor);
+  check_role("actor_rollout_ref.ref.megatron.expert_tensor_parallel_size",
+             config.ref_expert_tensor_parallel_size.value_or(config.ref_tensor_model_parallel_size),
+             own);
+  if (wants_critic(config)) {
+    check_role("critic.megatron.expert_tensor_parallel_size",
+               expert_tensor_size(config.critic.megatron),
+               own);
+  }
+  // Stages go in step with those that share their experts, and with those that share their passes:
+  // one must be a part of the other.
+  if (actor.pipeline_model_parallel_size == 1) return;
+  const int64_t sharing = own * actor.expert_model_parallel_size;
+  const int64_t equal = actor.tensor_model_parallel_size * context_size(config);
+  BANYAN_CHECK(sharing % equal == 0 || equal % sharing == 0,
+               "[config] ",
+               kExperts,
+               " x expert_tensor_parallel_size: wanted a divisor or a multiple of tensor x context "
+               "parallel size (",
+               equal,
+               ") with ",
+               kPipeline,
+               "=",
+               actor.pipeline_model_parallel_size,
+               ", got ",
+               sharing);
 }
 
 // verl's rule for the ranks of one replica of the rollout.
@@ -156,7 +176,7 @@ parallel::MeshShape mesh_shape(const Config& config) {
           .cp = context_size(config),
           .ep = config.actor.megatron.expert_model_parallel_size,
           .pp = config.actor.megatron.pipeline_model_parallel_size,
-          .etp = config.actor.megatron.tensor_model_parallel_size,
+          .etp = expert_tensor_size(config.actor.megatron),
           .shard = std::max<int64_t>(0, config.actor.fsdp.fsdp_size),
           .rollout = num_rollout_ranks(config),
           .rollout_tp = config.rollout.tensor_model_parallel_size,
@@ -172,9 +192,14 @@ void check_parallel(const Config& config) {
   const int64_t tensor = config.actor.megatron.tensor_model_parallel_size;
   const int64_t pipeline = config.actor.megatron.pipeline_model_parallel_size;
   const int64_t experts = config.actor.megatron.expert_model_parallel_size;
-  if (tensor == 1 && pipeline == 1 && experts == 1) return;
-  const char* cut = tensor > 1 ? kTensor : pipeline > 1 ? kPipeline : kExperts;
-  const int64_t size = tensor > 1 ? tensor : pipeline > 1 ? pipeline : experts;
+  const int64_t parts = expert_tensor_size(config.actor.megatron);
+  const std::pair<const char*, int64_t> cuts[] = {
+      {kTensor, tensor}, {kPipeline, pipeline}, {kExperts, experts}, {kExpertTensor, parts}};
+  const auto* found = std::find_if(
+      std::begin(cuts), std::end(cuts), [](const auto& each) { return each.second > 1; });
+  if (found == std::end(cuts)) return;
+  const char* cut = found->first;
+  const int64_t size = found->second;
   const auto check_whole = [&](const char* key, const Sharding& sharding) {
     BANYAN_CHECK(!sharding.cuts_weights,
                  "[config] ",
@@ -247,14 +272,18 @@ void set_rollout_cut(parallel::Groups& groups, models::LoadOptions& options) {
 // Groups of neighbours of equal size are equal groups. Training that cuts layers deals experts out
 // over ranks that are none.
 bool lies_as_rollout(const models::CausalLM& actor, const parallel::Groups& groups) {
+  if (groups.expert_tensor.size() != groups.tensor.size()) return false;  // experts lie apart
   const int64_t tensor = actor.tensor() != nullptr ? actor.tensor()->ranks().size() : 1;
   const int64_t experts = actor.expert_ranks() != nullptr ? actor.expert_ranks()->size() : 1;
   return actor.stage() == nullptr && tensor == groups.rollout_tensor.size() &&
          experts == groups.rollout_experts.size() && (tensor == 1 || experts == 1);
 }
 
-void set_experts(parallel::Groups& groups, models::LoadOptions& options) {
-  if (!groups.expert.is_alone()) options.experts = &groups.expert;
+void set_experts(const Config& config, parallel::Groups& groups, models::LoadOptions& options) {
+  options.experts = &groups.expert;
+  if (!cuts_experts_apart(config)) return;
+  options.expert_tensor = &groups.expert_tensor;
+  options.expert_model = &groups.expert_model;
 }
 
 void set_cut(bool sequence_parallel, parallel::Groups& groups, models::LoadOptions& options) {

@@ -47,7 +47,7 @@ void set_stages(const parallel::StageSplit& split,
                 parallel::Groups& groups,
                 models::LoadOptions& options);
 
-// Deals out the experts of what is loaded.
-void set_experts(parallel::Groups& groups, models::LoadOptions& options);
+// Deals out the experts of what is loaded, and cuts them.
+void set_experts(const Config& config, parallel::Groups& groups, models::LoadOptions& options);
 
 }  // namespace banyan::train

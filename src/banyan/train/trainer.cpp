@@ -162,7 +162,7 @@ class Run {
     options.router_in_double = router_in_double(config_);
     set_cut(sequence_parallel, groups_, options);
     set_stages(stage_split(config_), groups_, options);
-    set_experts(groups_, options);
+    set_experts(config_, groups_, options);
     return load_sharded(path, options, sharding, groups_, fsdp);
   }
 
