@@ -149,18 +149,18 @@ PipelineSteps steps_of(const Lists& lists, int64_t ahead, bool has_losses) {
 bool completes(const std::vector<PipelineSteps>& ranks, int64_t num_chunks) {
   const auto num_ranks = static_cast<int64_t>(ranks.size());
   const int64_t last = num_ranks * num_chunks - 1;
-  // By stage: passes that are done, idle ones among them. The n-th of a stage is the n-th of all.
+  // By link: passes that are done, idle ones among them. The n-th of a link is the n-th of all.
   std::vector<int64_t> forwards(last + 1, 0), backwards(last + 1, 0);
-  std::set<std::pair<int64_t, int32_t>> forward;  // (stage, block)
+  std::set<std::pair<int64_t, int32_t>> forward;  // (link, round)
   std::vector<size_t> next(ranks.size(), 0);
   const auto can_run = [&](int64_t rank, const PipelineStep& step) {
-    const int64_t stage = step.chunk * num_ranks + rank;
+    const int64_t link = step.chunk * num_ranks + rank;
     if (step.action == Action::kForward) {
-      return stage == 0 || forwards[stage - 1] > forwards[stage];
+      return link == 0 || forwards[link - 1] > forwards[link];
     }
-    const bool is_there = step.block == kIdle || forward.count({stage, step.block}) > 0;
+    const bool is_there = step.round == kIdle || forward.count({link, step.round}) > 0;
     if (step.action != Action::kBackward) return is_there;
-    return is_there && (stage == last || backwards[stage + 1] > backwards[stage]);
+    return is_there && (link == last || backwards[link + 1] > backwards[link]);
   };
   bool moved = true;
   while (moved) {
@@ -169,12 +169,12 @@ bool completes(const std::vector<PipelineSteps>& ranks, int64_t num_chunks) {
       const PipelineSteps& steps = ranks[rank];
       while (next[rank] < steps.size() && can_run(rank, steps[next[rank]])) {
         const PipelineStep& step = steps[next[rank]++];
-        const int64_t stage = step.chunk * num_ranks + rank;
+        const int64_t link = step.chunk * num_ranks + rank;
         if (step.action == Action::kForward) {
-          ++forwards[stage];
-          forward.insert({stage, step.block});
+          ++forwards[link];
+          forward.insert({link, step.round});
         }
-        if (step.action == Action::kBackward) ++backwards[stage];
+        if (step.action == Action::kBackward) ++backwards[link];
         moved = true;
       }
     }
@@ -204,6 +204,21 @@ std::vector<PipelineSteps> pipeline_schedule(const std::vector<trie::Entry>& ent
     if (completes(ranks, num_chunks)) return ranks;
     BANYAN_ASSERT(more < all, "no order of the passes of a pipeline goes through");
   }
+}
+
+const std::vector<PipelineSteps>& PipelineSchedules::of(const std::vector<trie::Entry>& entries,
+                                                        int64_t num_ranks,
+                                                        int64_t num_chunks) {
+  constexpr size_t kMost = 8;
+  const auto found = std::find_if(known_.begin(), known_.end(), [&](const Known& known) {
+    return known.num_ranks == num_ranks && known.num_chunks == num_chunks &&
+           known.entries == entries;
+  });
+  if (found != known_.end()) return found->lists;
+  if (known_.size() == kMost) known_.pop_back();
+  known_.push_front(
+      {entries, num_ranks, num_chunks, pipeline_schedule(entries, num_ranks, num_chunks)});
+  return known_.front().lists;
 }
 
 }  // namespace banyan::parallel

@@ -26,6 +26,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "banyan/parallel/lockstep.h"
@@ -35,7 +36,7 @@ namespace banyan::parallel {
 
 struct PipelineStep {
   trie::Action action = trie::Action::kForward;
-  int32_t block = 0;
+  int32_t round = 0;  // Plan::blocks_per_round: a block, or several at one time; or kIdle
   int32_t chunk = 0;
   friend bool operator==(const PipelineStep&, const PipelineStep&) = default;
 };
@@ -46,6 +47,25 @@ using PipelineSteps = std::vector<PipelineStep>;
 std::vector<PipelineSteps> pipeline_schedule(const std::vector<trie::Entry>& entries,
                                              int64_t num_ranks,
                                              int64_t num_chunks);
+
+// The lists of the inputs that came last: the passes of a mini-batch, and of mini-batches cut
+// alike, have equal ones. Used by one thread.
+class PipelineSchedules {
+ public:
+  // As pipeline_schedule; good until the next call.
+  const std::vector<PipelineSteps>& of(const std::vector<trie::Entry>& entries,
+                                       int64_t num_ranks,
+                                       int64_t num_chunks);
+
+ private:
+  struct Known {
+    std::vector<trie::Entry> entries;
+    int64_t num_ranks = 0;
+    int64_t num_chunks = 0;
+    std::vector<PipelineSteps> lists;
+  };
+  std::deque<Known> known_;  // the newest first
+};
 
 // True if ranks that send without waiting for the receiver get through these lists.
 bool completes(const std::vector<PipelineSteps>& ranks, int64_t num_chunks);

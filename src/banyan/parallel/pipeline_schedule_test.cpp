@@ -35,7 +35,7 @@ std::string log_of(const PipelineSteps& steps, bool with_chunks = false) {
   for (const PipelineStep& step : steps) {
     text += (text.empty() ? "" : " ");
     text += "FLRB"[static_cast<int>(step.action)];
-    text += std::to_string(step.block);
+    text += std::to_string(step.round);
     if (with_chunks) text += "." + std::to_string(step.chunk);
   }
   return text;
@@ -62,8 +62,8 @@ void expect_complete(const Ranks& ranks,
     std::set<std::tuple<int, int32_t, int32_t>> seen;
     std::vector<int32_t> losses;
     for (const PipelineStep& step : ranks[r]) {
-      EXPECT_TRUE(seen.emplace(static_cast<int>(step.action), step.block, step.chunk).second);
-      if (step.action == Action::kLoss) losses.push_back(step.block);
+      EXPECT_TRUE(seen.emplace(static_cast<int>(step.action), step.round, step.chunk).second);
+      if (step.action == Action::kLoss) losses.push_back(step.round);
     }
     std::vector<int32_t> wanted;
     size_t count = 0;
@@ -81,7 +81,7 @@ void expect_complete(const Ranks& ranks,
     for (size_t i = 0; i < ranks[r].size(); ++i) {
       if (ranks[r][i].action != Action::kRecompute) continue;
       EXPECT_EQ(ranks[r].at(i + 1),
-                (PipelineStep{Action::kBackward, ranks[r][i].block, ranks[r][i].chunk}));
+                (PipelineStep{Action::kBackward, ranks[r][i].round, ranks[r][i].chunk}));
     }
   }
 }
@@ -198,18 +198,18 @@ void expect_carry_kept(const Ranks& ranks, const trie::Plan& plan, const std::st
   for (const PipelineSteps& steps : ranks) {
     std::map<std::tuple<int, int32_t, int32_t>, size_t> at;
     for (size_t i = 0; i < steps.size(); ++i) {
-      at[{static_cast<int>(steps[i].action), steps[i].block, steps[i].chunk}] = i;
+      at[{static_cast<int>(steps[i].action), steps[i].round, steps[i].chunk}] = i;
     }
     for (const PipelineStep& step : steps) {
       const auto place = [&](Action action, int32_t block) {
         return at.at({static_cast<int>(action), block, step.chunk});
       };
-      for (const trie::Carried& from : plan.blocks[step.block].carried) {
+      for (const trie::Carried& from : plan.blocks[step.round].carried) {
         if (step.action == Action::kForward) {
-          EXPECT_LT(place(Action::kForward, from.block), place(Action::kForward, step.block))
+          EXPECT_LT(place(Action::kForward, from.block), place(Action::kForward, step.round))
               << what;
         } else if (step.action == Action::kBackward) {
-          EXPECT_LT(place(Action::kBackward, step.block), place(Action::kBackward, from.block))
+          EXPECT_LT(place(Action::kBackward, step.round), place(Action::kBackward, from.block))
               << what;
         }
       }
@@ -245,6 +245,17 @@ TEST(PipelineSchedule, EveryPlanOfRandomTriesGoesThrough) {
     }
   }
   EXPECT_GT(num_open, 100);
+}
+
+TEST(PipelineSchedule, EqualInputsAreSeenAgain) {
+  PipelineSchedules known;
+  const Ranks* first = &known.of(dense(4), 2, 1);
+  EXPECT_EQ(*first, pipeline_schedule(dense(4), 2, 1));
+  EXPECT_EQ(known.of(dense(5), 2, 1), pipeline_schedule(dense(5), 2, 1));
+  EXPECT_EQ(known.of(dense(4), 2, 2), pipeline_schedule(dense(4), 2, 2));
+  EXPECT_EQ(&known.of(dense(4), 2, 1), first);
+  for (int32_t m = 6; m < 20; ++m) known.of(dense(m), 2, 1);
+  EXPECT_EQ(known.of(dense(4), 2, 1), pipeline_schedule(dense(4), 2, 1));
 }
 
 TEST(PipelineSchedule, ACircleIsNoticed) {

@@ -14,8 +14,8 @@ PipelineStage::PipelineStage(Collectives& ranks,
                 split.pipeline_model_parallel_size,
                 " stages over ",
                 ranks.size());
-  const std::vector<LayerRange> stages = split_layers(num_layers, split);
-  for (size_t s = ranks.rank(); s < stages.size(); s += ranks.size()) chunks_.push_back(stages[s]);
+  const std::vector<LayerRange> links = split_layers(num_layers, split);
+  for (size_t i = ranks.rank(); i < links.size(); i += ranks.size()) chunks_.push_back(links[i]);
 }
 
 int64_t PipelineStage::num_in_flight() const {

@@ -9,6 +9,7 @@
 
 #include "banyan/core/param.h"
 #include "banyan/parallel/collectives.h"
+#include "banyan/parallel/pipeline_schedule.h"
 #include "banyan/parallel/stages.h"
 
 namespace banyan::parallel {
@@ -34,6 +35,10 @@ class PipelineStage {
   // Blocks whose activations this rank has at one time, at most, in layers of a chunk each: of
   // blocks without shared parts.
   int64_t num_in_flight() const;
+  // What the stages run for these entries; good until the next call. By the thread that trains.
+  const std::vector<PipelineSteps>& schedule(const std::vector<trie::Entry>& entries) const {
+    return schedules_.of(entries, ranks_->size(), num_chunks());
+  }
 
   // On first and last stage of a model with a tied head: `name` is both's, counted by the first in
   // the norm, and finish_grads() adds the gradients.
@@ -43,6 +48,7 @@ class PipelineStage {
   Collectives* ranks_;
   Collectives* embedding_;
   std::vector<LayerRange> chunks_;
+  mutable PipelineSchedules schedules_;  // what is known already
 };
 
 }  // namespace banyan::parallel

@@ -1,13 +1,14 @@
-// Which layers each stage of a pipeline has (specification parallel 5). Stages are counted in the
-// order in which a token passes them: stage s = chunk * ranks + rank, so that with several chunks
-// on a rank (interleaved, "virtual" stages; Narayanan et al., "Efficient large-scale language model
-// training on GPU clusters", 2021) the layers of a rank are not neighbours. The words are
-// Megatron's. Torch-free.
+// Which layers each stage of a pipeline has (specification parallel 5). A stage is a rank of the
+// pipeline; its layers lie in one or more chunks. All chunks of all stages, in the order in which a
+// token passes them, are the links of the pipeline: link = chunk * stages + stage, so that with
+// several chunks a stage (interleaved, Megatron's "virtual" stages; Narayanan et al., "Efficient
+// large-scale language model training on GPU clusters", 2021) the layers of a stage are not
+// neighbours. Torch-free.
 //
 //   default                 every stage has layers / stages
 //   account_for_embedding   the embedding counts as a layer of the first stage,
 //   account_for_loss        the head as one of the last: these have one layer less than the others
-//   num_layers_in_first,    the layers of the first and the last rank, over all their chunks; the
+//   num_layers_in_first,    the layers of the first and the last stage, over all their chunks; the
 //   num_layers_in_last      others share the rest equally
 #pragma once
 
@@ -28,7 +29,7 @@ struct LayerRange {
 // The keys; each member has the name of its own.
 struct StageSplit {
   int64_t pipeline_model_parallel_size = 1;
-  std::optional<int64_t> virtual_pipeline_model_parallel_size = {};  // chunks of a rank
+  std::optional<int64_t> virtual_pipeline_model_parallel_size = {};  // chunks of a stage
   std::optional<int64_t> num_layers_per_virtual_pipeline_stage = {};
   std::optional<int64_t> num_layers_in_first_pipeline_stage = {};
   std::optional<int64_t> num_layers_in_last_pipeline_stage = {};
@@ -37,12 +38,12 @@ struct StageSplit {
   friend bool operator==(const StageSplit&, const StageSplit&) = default;
 };
 
-// What can be said without a model. Throws [parallel] naming the key of a size below 1, of keys
+// What can be said without a model. Throws [config] naming the key of a size below 1, of keys
 // that exclude each other, and of one that is set without stages.
 void check_split(const StageSplit& split);
 
-// The layers of every stage, in the order of the stages; some may have none. Throws as check_split,
-// and where the layers do not divide.
+// The layers of every link, in their order; some may have none. Throws as check_split, and where
+// the layers do not divide.
 std::vector<LayerRange> split_layers(int64_t num_layers, const StageSplit& split);
 
 }  // namespace banyan::parallel

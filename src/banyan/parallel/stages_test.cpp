@@ -102,34 +102,41 @@ TEST(Stages, RangesCoverAllLayersOnceInOrder) {
 
 TEST(Stages, WhatDoesNotWorkIsRefusedByName) {
   expect_refused({.pipeline_model_parallel_size = 3},
-                 "[parallel] pipeline_model_parallel_size: wanted layers that divide: 8 of 8 "
+                 "[config] actor_rollout_ref.actor.megatron.pipeline_model_parallel_size: wanted "
+                 "layers that divide: 8 of 8 "
                  "layers are left for 3 equal stages");
   expect_refused({.pipeline_model_parallel_size = 0}, "pipeline_model_parallel_size: wanted >= 1");
-  expect_refused(with(2, [](StageSplit& s) { s.virtual_pipeline_model_parallel_size = 3; }),
-                 "[parallel] virtual_pipeline_model_parallel_size: wanted a divisor of the layers "
-                 "of each rank, counted as the other keys say (4), got 3");
+  expect_refused(
+      with(2, [](StageSplit& s) { s.virtual_pipeline_model_parallel_size = 3; }),
+      "[config] actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size: "
+      "wanted a divisor of the layers of each stage, counted as the other keys say (4), got 3");
   expect_refused(with(2, [](StageSplit& s) { s.num_layers_per_virtual_pipeline_stage = 3; }),
-                 "num_layers_per_virtual_pipeline_stage: wanted a divisor of the layers of a rank "
+                 "num_layers_per_virtual_pipeline_stage: wanted a divisor of the layers of a stage "
                  "(4), got 3");
   expect_refused(with(1, [](StageSplit& s) { s.virtual_pipeline_model_parallel_size = 2; }),
-                 "virtual_pipeline_model_parallel_size: wanted pipeline_model_parallel_size above "
-                 "1 with it, got 1");
+                 "virtual_pipeline_model_parallel_size: wanted "
+                 "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size above 1 with it, "
+                 "got 1");
   expect_refused(with(1, [](StageSplit& s) { s.num_layers_in_first_pipeline_stage = 2; }),
-                 "num_layers_in_first_pipeline_stage: wanted pipeline_model_parallel_size above 1");
+                 "[config] actor_rollout_ref.actor.megatron.override_transformer_config."
+                 "num_layers_in_first_pipeline_stage: wanted "
+                 "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size above 1");
   expect_refused(with(2,
                       [](StageSplit& s) {
                         s.num_layers_in_first_pipeline_stage = 2;
                         s.account_for_loss_in_pipeline_split = true;
                       }),
                  "account_for_loss_in_pipeline_split: wanted null or false with "
-                 "num_layers_in_first_pipeline_stage, got both");
+                 "actor_rollout_ref.actor.megatron.override_transformer_config.num_layers_in_first_"
+                 "pipeline_stage, got both");
   expect_refused(with(2,
                       [](StageSplit& s) {
                         s.num_layers_per_virtual_pipeline_stage = 2;
                         s.virtual_pipeline_model_parallel_size = 2;
                       }),
                  "virtual_pipeline_model_parallel_size: wanted null or false with "
-                 "num_layers_per_virtual_pipeline_stage");
+                 "actor_rollout_ref.actor.megatron.override_transformer_config.num_layers_per_"
+                 "virtual_pipeline_stage");
   expect_refused(with(3, [](StageSplit& s) { s.num_layers_in_last_pipeline_stage = 3; }),
                  "num_layers_in_last_pipeline_stage: wanted layers that divide: 5 of 8 layers are "
                  "left for 2 equal stages");

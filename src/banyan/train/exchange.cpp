@@ -144,6 +144,14 @@ void merge_walk(WalkStats& stats, parallel::Collectives& ranks) {
   }
 }
 
+void merge_peaks(WalkStats& stats, parallel::Collectives& stages) {
+  for (int64_t* peak :
+       {&stats.peak_live_tokens, &stats.peak_activation_bytes, &stats.peak_carry_bytes}) {
+    const std::vector<double> all = stages.all_gather_number(static_cast<double>(*peak));
+    *peak = static_cast<int64_t>(*std::max_element(all.begin(), all.end()));
+  }
+}
+
 trie::CostModel broadcast(const trie::CostModel& cost, parallel::Collectives& ranks) {
   WireWriter out;
   out.put(cost);

@@ -34,6 +34,8 @@ void merge_update(const std::vector<int64_t>& places,
 // Of a walk that these ranks took together: what each computed again is added, peaks are the
 // highest.
 void merge_walk(WalkStats& stats, parallel::Collectives& ranks);
+// (all) Peaks are the largest of any stage of a pipeline; what is recomputed is the same on all.
+void merge_peaks(WalkStats& stats, parallel::Collectives& stages);
 
 // The cost model of the first rank, on all.
 trie::CostModel broadcast(const trie::CostModel& cost, parallel::Collectives& ranks);

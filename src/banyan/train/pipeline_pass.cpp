@@ -39,13 +39,13 @@ PipelinePass::PipelinePass(const models::CausalLM& model,
                            TokensOf tokens_of)
     : model_(model), plan_(plan), tokens_of_(std::move(tokens_of)), stage_(model.stage()) {}
 
-int64_t PipelinePass::key_of(int64_t stage, Action action, int32_t round) const {
-  const int64_t num_stages = stage_->ranks().size() * num_chunks();
-  return (round * num_stages + stage) * 2 + (action == Action::kBackward ? 1 : 0);
+int64_t PipelinePass::key_of(int64_t link, Action action, int32_t round) const {
+  const int64_t num_links = stage_->ranks().size() * num_chunks();
+  return (round * num_links + link) * 2 + (action == Action::kBackward ? 1 : 0);
 }
 
-size_t PipelinePass::step_of(int64_t stage, Action action, int32_t round) const {
-  return steps_[stage % stage_->ranks().size()].at(key_of(stage, action, round));
+size_t PipelinePass::step_of(int64_t link, Action action, int32_t round) const {
+  return steps_[link % stage_->ranks().size()].at(key_of(link, action, round));
 }
 
 const parallel::PipelineSteps& PipelinePass::begin(const std::vector<trie::Entry>& own) {
@@ -58,7 +58,7 @@ const parallel::PipelineSteps& PipelinePass::begin(const std::vector<trie::Entry
     return entry.action == Action::kBackward;
   });
   most_open_ = goes_back || num_chunks() > 1 ? 0 : 2 * num_ranks;
-  lists_ = parallel::pipeline_schedule(entries, num_ranks, num_chunks());
+  lists_ = is_alone() ? parallel::pipeline_schedule(entries, 1, 1) : stage_->schedule(entries);
   if (is_alone()) return lists_[0];
   const std::vector<double> prints = stage_->ranks().all_gather_number(print_of(plan_, entries));
   BANYAN_ASSERT(std::all_of(prints.begin(), prints.end(), [&](double x) { return x == prints[0]; }),
@@ -68,8 +68,8 @@ const parallel::PipelineSteps& PipelinePass::begin(const std::vector<trie::Entry
     for (size_t i = 0; i < lists_[r].size(); ++i) {
       const parallel::PipelineStep& step = lists_[r][i];
       if (step.action != Action::kForward && step.action != Action::kBackward) continue;
-      if (step.block == parallel::kIdle) continue;  // no message belongs to it
-      steps_[r].emplace(key_of(step.chunk * num_ranks + r, step.action, step.block), i);
+      if (step.round == parallel::kIdle) continue;  // no message belongs to it
+      steps_[r].emplace(key_of(step.chunk * num_ranks + r, step.action, step.round), i);
     }
   }
   return lists_[rank];
@@ -80,7 +80,7 @@ void PipelinePass::end() {
   sent_.clear();
 }
 
-int64_t PipelinePass::stage_of(int32_t chunk) const {
+int64_t PipelinePass::link_of(int32_t chunk) const {
   return chunk * stage_->ranks().size() + stage_->ranks().rank();
 }
 
@@ -94,17 +94,17 @@ std::vector<int64_t> PipelinePass::shape_of(int32_t round) const {
   return {rows, model_.shape().hidden};
 }
 
-void PipelinePass::send(int64_t to_stage, Action action, int32_t round, const at::Tensor& tensor) {
+void PipelinePass::send(int64_t to_link, Action action, int32_t round, const at::Tensor& tensor) {
   BANYAN_ASSERT(tensor.sizes() == shape_of(round) && tensor.scalar_type() == model_.options().dtype,
                 "rows of round ",
                 round,
                 " have shape ",
                 tensor.sizes());
   parallel::Collectives& ranks = stage_->ranks();
-  const int64_t to = to_stage % ranks.size();
+  const int64_t to = to_link % ranks.size();
   sent_.push_back({to,
-                   step_of(to_stage, action, round),
-                   ranks.start_send(tensor.to(at::kCPU), to, key_of(to_stage, action, round))});
+                   step_of(to_link, action, round),
+                   ranks.start_send(tensor.to(at::kCPU), to, key_of(to_link, action, round))});
   while (most_open_ > 0 && static_cast<int64_t>(sent_.size()) > most_open_) {
     sent_.front().wait();
     sent_.pop_front();
@@ -112,12 +112,12 @@ void PipelinePass::send(int64_t to_stage, Action action, int32_t round, const at
 }
 
 // What the sender did at this step it did behind all that it took before.
-at::Tensor PipelinePass::receive(int64_t from_stage, int64_t stage, Action action, int32_t round) {
+at::Tensor PipelinePass::receive(int64_t from_link, int64_t link, Action action, int32_t round) {
   parallel::Collectives& ranks = stage_->ranks();
-  const int64_t from = from_stage % ranks.size();
+  const int64_t from = from_link % ranks.size();
   at::Tensor tensor = at::empty(shape_of(round), model_.options().dtype);
-  ranks.receive(tensor, from, key_of(stage, action, round));
-  const size_t reached = step_of(from_stage, action, round);
+  ranks.receive(tensor, from, key_of(link, action, round));
+  const size_t reached = step_of(from_link, action, round);
   std::deque<Sent> waiting;
   for (Sent& sent : sent_) {
     if (sent.to == from && sent.arrives <= reached) {
@@ -131,19 +131,19 @@ at::Tensor PipelinePass::receive(int64_t from_stage, int64_t stage, Action actio
 }
 
 at::Tensor PipelinePass::receive_rows(int32_t round, int32_t chunk) {
-  return receive(stage_of(chunk) - 1, stage_of(chunk), Action::kForward, round);
+  return receive(link_of(chunk) - 1, link_of(chunk), Action::kForward, round);
 }
 
 at::Tensor PipelinePass::receive_gradient(int32_t round, int32_t chunk) {
-  return receive(stage_of(chunk) + 1, stage_of(chunk), Action::kBackward, round);
+  return receive(link_of(chunk) + 1, link_of(chunk), Action::kBackward, round);
 }
 
 void PipelinePass::send_rows(int32_t round, int32_t chunk, const at::Tensor& rows) {
-  send(stage_of(chunk) + 1, Action::kForward, round, rows);
+  send(link_of(chunk) + 1, Action::kForward, round, rows);
 }
 
 void PipelinePass::send_gradient(int32_t round, int32_t chunk, const at::Tensor& gradient) {
-  send(stage_of(chunk) - 1, Action::kBackward, round, gradient);
+  send(link_of(chunk) - 1, Action::kBackward, round, gradient);
 }
 
 void PipelinePass::tell(at::Tensor& numbers) {

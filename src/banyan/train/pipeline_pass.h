@@ -72,14 +72,15 @@ class PipelinePass {
     size_t arrives = 0;  // the receiver's step that takes it
     std::function<void()> wait;
   };
-  int64_t stage_of(int32_t chunk) const;
-  // Names the forward or backward of a block on a stage; the tag of the message that it takes.
-  int64_t key_of(int64_t stage, trie::Action action, int32_t round) const;
-  // Its place in the list of that stage's rank.
-  size_t step_of(int64_t stage, trie::Action action, int32_t round) const;
+  // The place of an own chunk among those of all stages (parallel/stages.h).
+  int64_t link_of(int32_t chunk) const;
+  // Names the forward or backward of a round on a link; the tag of the message that it takes.
+  int64_t key_of(int64_t link, trie::Action action, int32_t round) const;
+  // Its place in the list of that link's stage.
+  size_t step_of(int64_t link, trie::Action action, int32_t round) const;
   std::vector<int64_t> shape_of(int32_t round) const;
-  void send(int64_t to_stage, trie::Action action, int32_t round, const at::Tensor& tensor);
-  at::Tensor receive(int64_t from_stage, int64_t stage, trie::Action action, int32_t round);
+  void send(int64_t to_link, trie::Action action, int32_t round, const at::Tensor& tensor);
+  at::Tensor receive(int64_t from_link, int64_t link, trie::Action action, int32_t round);
 
   const models::CausalLM& model_;
   const trie::Plan& plan_;

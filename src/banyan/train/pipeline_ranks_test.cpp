@@ -413,7 +413,9 @@ TEST(PipelineRanks, BytesSentAreThoseOfTheFormulas) {
       EXPECT_EQ(traffic.at("send").bytes, sends * result.computed_tokens * kHidden * kBytes);
       EXPECT_EQ(traffic.at("send").calls, sends * result.num_blocks);
       EXPECT_EQ(traffic.at("broadcast").bytes, rank == last ? numbers * 8 : 0);
-      EXPECT_EQ(traffic.at("all_gather").bytes, (ranks - 1) * 8);
+      EXPECT_EQ(traffic.at("all_gather").bytes, (ranks - 1) * (8 + 3 * 8));
+      const auto most = static_cast<double>(result.walk.peak_activation_bytes);
+      for (const double peak : groups.pipeline.all_gather_number(most)) EXPECT_EQ(peak, most);
     });
   }
 }
@@ -458,9 +460,11 @@ TEST(PipelineRanks, SplitsThatDoNotFitTheModelAreRefusedByName) {
     });
     return text;
   };
-  EXPECT_NE(refusal(with_stages({.model = tied()}, 3))
-                .find("[parallel] pipeline_model_parallel_size: wanted layers that divide: 4 of 4"),
-            std::string::npos);
+  EXPECT_NE(
+      refusal(with_stages({.model = tied()}, 3))
+          .find("[config] actor_rollout_ref.actor.megatron.pipeline_model_parallel_size: wanted "
+                "layers that divide: 4 of 4"),
+      std::string::npos);
 }
 
 }  // namespace banyan::train

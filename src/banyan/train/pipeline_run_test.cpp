@@ -134,7 +134,8 @@ TEST(PipelineRun, KeysThatDoNotGoTogetherAreRefused) {
       [](Config& config) { config.actor.strategy = "fsdp"; });
   expect_refused(
       "account_for_loss_in_pipeline_split: wanted null or false with "
-      "num_layers_in_first_pipeline_stage",
+      "actor_rollout_ref.actor.megatron.override_transformer_config.num_layers_in_first_pipeline_"
+      "stage",
       [](Config& config) {
         config.actor.stages.account_for_loss_in_pipeline_split = true;
         config.actor.stages.num_layers_in_first_pipeline_stage = 1;

@@ -7,6 +7,7 @@
 #include "banyan/core/error.h"
 #include "banyan/core/profile.h"
 #include "banyan/parallel/gradient_sum.h"
+#include "banyan/parallel/pipeline_stage.h"
 #include "banyan/train/apply_gradients.h"
 #include "banyan/train/exchange.h"
 #include "banyan/train/loss_inputs.h"
@@ -187,6 +188,7 @@ void walk_part(const Config& config,
       {.scope = routers, .ranks = layout.adding()},
       layout.context);
   if (!layout.context.is_alone()) merge_walk(result.walk, *layout.context.ranks);
+  if (model.stage() != nullptr) merge_peaks(result.walk, model.stage()->ranks());
   finish_pass(layout.observer);
 }
 

@@ -108,40 +108,40 @@ WalkStats walk(models::CausalLM& model,
     pass.close_routers(routers.ranks);
     pass.start(passes_of(plan, /*scored_before=*/false));
   }
-  const auto ask_loss = [&](int32_t b) {
+  const auto ask_loss = [&](int32_t round) {
     if (whole) {
       if (!done) whole_loss();
       return;
     }
-    const std::vector<int32_t> samples = pass.samples_of(b);
+    const std::vector<int32_t> samples = pass.samples_of(round);
     if (samples.empty()) return;
     const profile::PhaseScope phase(profile::Phase::kLoss);
     pass.take(samples, loss(samples, pass.outputs(samples)));
   };
   for (const parallel::PipelineStep& step : pass.begin_steps(plan.entries)) {
-    const int32_t b = step.block;
-    if (b == parallel::kIdle) {
+    const int32_t round = step.round;
+    if (round == parallel::kIdle) {
       pass.idle(step);
       continue;
     }
     switch (step.action) {
       case trie::Action::kForward: {
         const profile::PhaseScope phase(profile::Phase::kForward);
-        pass.forward(b, step.chunk, recomputed[b] ? Keep::kInput : Keep::kAll);
+        pass.forward(round, step.chunk, recomputed[round] ? Keep::kInput : Keep::kAll);
         break;
       }
       case trie::Action::kLoss:
-        ask_loss(b);
+        ask_loss(round);
         break;
       case trie::Action::kRecompute: {
         const profile::PhaseScope phase(profile::Phase::kRecompute);
-        pass.recompute(b, step.chunk);
+        pass.recompute(round, step.chunk);
         break;
       }
       case trie::Action::kBackward: {
         const profile::PhaseScope phase(profile::Phase::kBackward);
         if (has_router_losses && !routers.scope->is_closed()) pass.close_routers(routers.ranks);
-        pass.backward(b, step.chunk);
+        pass.backward(round, step.chunk);
         break;
       }
     }

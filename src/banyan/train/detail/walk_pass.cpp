@@ -77,14 +77,14 @@ void WalkPass::forward_all() {
     entries.push_back({trie::Action::kForward, round});
   }
   for (const parallel::PipelineStep& step : begin_steps(entries)) {
-    if (step.block == parallel::kIdle) {
+    if (step.round == parallel::kIdle) {
       idle(step);
       continue;
     }
-    forward(step.block, step.chunk, Keep::kNothing);
+    forward(step.round, step.chunk, Keep::kNothing);
     if (step.chunk + 1 < pipeline_.num_chunks()) continue;
-    for (int32_t earlier = 0; earlier <= step.block; ++earlier) {
-      if (last_reader[earlier] == step.block) drop_stores(earlier);
+    for (int32_t earlier = 0; earlier <= step.round; ++earlier) {
+      if (last_reader[earlier] == step.round) drop_stores(earlier);
     }
   }
   end_steps();
