@@ -36,7 +36,7 @@ class AdamW {
   // `ranks` hold copies of the model and call every function marked (all) together; null: this
   // process alone.
   // `model` are the ranks that hold the other parts of this copy of the model; null: all is here.
-  // `experts`: those of `ranks` that hold the same dealt-out experts (Param::is_dealt).
+  // `experts`: ranks that hold the same dealt-out experts (Param::is_dealt).
   AdamW(ParamTable& params,
         const AdamWOptions& options,
         parallel::Collectives* ranks = nullptr,
