@@ -68,5 +68,37 @@ TEST(ExpertExchange, RowsGoToTheirExpertsAndBack) {
   }
 }
 
+// Two runs of experts, of which two ranks hold a part each: both get the rows of both, and what
+// they give for a row is added where it came from. Bytes are those of docs/guides/scale_out.md.
+TEST(ExpertExchange, RanksWithPartsOfTheSameExpertsTellEachOtherTheirRows) {
+  constexpr int64_t kExperts = 4;
+  testing::run_mesh(4, {.ep = 2, .etp = 2}, [&](Groups& groups) {
+    std::mt19937 random(groups.world.rank());
+    std::vector<int64_t> offsets = {0};
+    for (int64_t e = 0; e < kExperts; ++e) offsets.push_back(offsets.back() + random() % 5);
+    const at::Tensor rows = rows_of(groups.world.rank(), offsets);
+    const ExpertExchange exchange(groups.expert, offsets, &groups.expert_tensor);
+    const at::Tensor came = exchange.to_experts(rows);
+    const int64_t own = kExperts / 2;
+    ASSERT_EQ(came.size(0), exchange.offsets()[own]);
+    int64_t last_expert = -1;
+    for (int64_t i = 0; i < came.size(0); ++i) {
+      const auto expert = static_cast<int64_t>(came[i][0].item<double>());
+      EXPECT_GE(expert, last_expert);
+      EXPECT_EQ(expert / own, groups.expert.rank());
+      last_expert = expert;
+    }
+    // Parts that give once and twice the row: three times.
+    const at::Tensor back = exchange.to_tokens(came.mul(1 + groups.expert_tensor.rank()));
+    EXPECT_TRUE(back.equal(rows.mul(3)));
+
+    constexpr int64_t kRowBytes = 3 * 8;
+    const int64_t all = came.size(0);  // of both
+    const auto& traffic = groups.expert_tensor.traffic();
+    EXPECT_EQ(traffic.at("all_gather").bytes, 8 * own);
+    EXPECT_EQ(traffic.at("all_to_all").bytes, all * kRowBytes);  // own rows there, others' back
+  });
+}
+
 }  // namespace
 }  // namespace banyan::parallel
