@@ -18,6 +18,10 @@ MAIN = ("-m", "banyan.trainer.main_ppo")
 OVERRIDE = "actor_rollout_ref.actor.megatron.override_transformer_config"
 STAGES = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size"
 EXPERTS = "actor_rollout_ref.actor.megatron.expert_model_parallel_size"
+ROLLOUT = (
+    "actor_rollout_ref.rollout.expert_parallel_size=2",
+    "actor_rollout_ref.rollout.data_parallel_size=2",
+)
 COMPARED = (
     "actor/loss",
     "actor/grad_norm",
@@ -60,11 +64,13 @@ def test_a_run_over_two_processes_equals_one(tmp_path):
     (tmp_path / "tiny").mkdir()
     given = arguments(tmp_path)
     commands = {
-        "data": torchrun(2, *MAIN, *given),
+        "data": torchrun(2, *MAIN, *given, *ROLLOUT),
         "fsdp": torchrun(2, *MAIN, *given, "actor_rollout_ref.actor.strategy=fsdp"),
         "dealt": torchrun(2, *MAIN, *given, f"{EXPERTS}=2"),
     }
     check(tmp_path, given, commands)
+    sent = by_step(read(tmp_path / "data" / "metrics.jsonl"))[1]
+    assert sent["comm/rollout_ep/all_to_all_bytes"] > 0
 
 
 @pytest.mark.slow

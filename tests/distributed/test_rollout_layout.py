@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from banyan.log.jsonl import by_step, read
 from processes import run, small_run, torchrun
-from test_data_parallel import MAIN, numbers, samples
+from test_data_parallel import MAIN, numbers, rank_process, samples
+from test_separate_rollout import start
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("banyan._C") is None,
@@ -62,6 +66,27 @@ def test_a_run_is_that_of_one_process(tmp_path, alone, name):
     assert samples(directory) == samples(one)
     sent = by_step(read(directory / "metrics.jsonl"))[1]
     assert ("comm/rollout_tp/all_gather_bytes" in sent) == (name in ("data", "parts", "stages"))
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_named_by_the_one_it_generates_with(tmp_path, alone):
+    _, arguments = alone
+    directory = tmp_path / "run"
+    more = [f"trainer.default_local_dir={directory}", "trainer.total_training_steps=100000"]
+    command = torchrun(3, *MAIN, *arguments, *SEPARATE, SIZE, *more)
+    process = start(command)
+    try:
+        until = time.monotonic() + 90
+        while not read(directory / "metrics.jsonl") and process.poll() is None:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        os.kill(rank_process(process.pid, 2), signal.SIGKILL)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode != 0
+    assert "rank 1 waited for rank 2 in vain" in out, out
+    assert "rank 2 is gone or hangs" in out, out
 
 
 def test_a_size_that_does_not_fit_the_processes_is_refused(tmp_path, alone):

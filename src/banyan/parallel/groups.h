@@ -32,6 +32,7 @@ struct Groups {
   Collectives hand_over;        // these, behind the first that trains
   Collectives rollout_tensor;   // ranks that hold one rollout model, and generate the same
   Collectives rollout_experts;  // ranks that share the experts of a rollout model
+  Collectives self;             // this rank alone, which is in no other group for it
 };
 
 // The transport of group `index` of Mesh::groups().

@@ -130,6 +130,20 @@ TEST(Mesh, RanksThatOnlyGenerateComeLast) {
   EXPECT_EQ(Mesh(2, {.rollout = 1}).groups().size(), 1U);
 }
 
+// Whoever generates is cut into neighbours for it, whatever the axes of the training.
+TEST(Mesh, TheRolloutHasNeighboursOfItsOwn) {
+  const Mesh together(8, {.tp = 2, .pp = 2, .etp = 2, .rollout_tp = 4, .rollout_ep = 8});
+  EXPECT_EQ(together.ranks_of(Axis::kRolloutTp, 6), (std::vector<int64_t>{4, 5, 6, 7}));
+  EXPECT_EQ(together.ranks_of(Axis::kRolloutEp, 6).size(), 8U);
+  const Mesh apart(7, {.tp = 3, .etp = 3, .rollout = 4, .rollout_tp = 2});
+  EXPECT_EQ(apart.ranks_of(Axis::kRolloutTp, 2), (std::vector<int64_t>{2}));
+  EXPECT_EQ(apart.ranks_of(Axis::kRolloutTp, 3), (std::vector<int64_t>{3, 4}));
+  EXPECT_EQ(apart.ranks_of(Axis::kRolloutTp, 6), (std::vector<int64_t>{5, 6}));
+  // Neighbours in both are one group.
+  const Mesh alike(4, {.tp = 2, .etp = 2, .rollout_tp = 2});
+  EXPECT_EQ(alike.group_of(Axis::kRolloutTp, 3), alike.group_of(Axis::kTp, 3));
+}
+
 TEST(Mesh, OneProcessHasNoGroup) {
   const Mesh mesh(1, {});
   EXPECT_TRUE(mesh.groups().empty());
@@ -154,6 +168,12 @@ TEST(Mesh, SizesThatDoNotFitAreNamed) {
   EXPECT_EQ(message_of(2, {.rollout = 2}),
             "[parallel] ranks that only generate (actor_rollout_ref.rollout.nnodes x "
             "n_gpus_per_node): wanted fewer than the processes (2), got 2");
+  EXPECT_EQ(message_of(6, {.rollout_tp = 4}),
+            "[parallel] actor_rollout_ref.rollout.tensor_model_parallel_size: wanted a divisor of "
+            "the number of processes that generate (6), got 4");
+  EXPECT_EQ(message_of(6, {.rollout = 3, .rollout_ep = 2}),
+            "[parallel] actor_rollout_ref.rollout.expert_parallel_size: wanted a divisor of the "
+            "number of processes that generate (3), got 2");
   EXPECT_EQ(message_of(0, {}), "[parallel] processes: wanted >= 1, got 0");
 }
 

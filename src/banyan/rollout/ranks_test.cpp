@@ -75,8 +75,8 @@ void expect_near(const Result& got, const Result& wanted, double bound, const st
 }
 
 // Long enough for a small pool to run out of pages.
-SamplingParams long_params() {
-  SamplingParams params = make_params(180);
+SamplingParams long_params(int32_t max_tokens) {
+  SamplingParams params = make_params(max_tokens);
   params.eos_ids = {7};
   return params;
 }
@@ -121,7 +121,7 @@ TEST(RolloutRanks, AGenerationIsThatOfOneProcess) {
 
 TEST(RolloutRanks, WhateverTheScheduleDoesOneDoesAll) {
   const std::vector<Prompt> prompts = make_prompts(3, /*trunk=*/40, /*n=*/4);
-  const SamplingParams params = long_params();
+  const SamplingParams params = long_params(180);
   const std::string config = model_config(8, 4);
   const auto one = load(config, at::kFloat, nullptr);
   EngineOptions chunked;
@@ -150,7 +150,7 @@ TEST(RolloutRanks, WhateverTheScheduleDoesOneDoesAll) {
 // Ranks whose machines differ: the one with least room decides for all.
 TEST(RolloutRanks, TheLeastRoomDecides) {
   const std::vector<Prompt> prompts = make_prompts(3, /*trunk=*/40, /*n=*/4);
-  const SamplingParams params = long_params();
+  const SamplingParams params = long_params(110);
   const std::string config = model_config(4, 2);
   const auto one = load(config, at::kFloat, nullptr);
   const int64_t page = ops::KvPool::page_bytes(kLayers, 1, 16, one->options());
@@ -169,7 +169,7 @@ TEST(RolloutRanks, TheLeastRoomDecides) {
 // Pages in host memory: what a spill costs is measured, and the first rank's measure decides.
 TEST(RolloutRanks, SpillsAreThoseOfTheFirst) {
   const std::vector<Prompt> prompts = make_prompts(3, /*trunk=*/40, /*n=*/4);
-  const SamplingParams params = long_params();
+  const SamplingParams params = long_params(110);
   const std::string config = model_config(4, 2);
   const auto one = load(config, at::kFloat, nullptr);
   const int64_t page = ops::KvPool::page_bytes(kLayers, 1, 16, one->options());
@@ -332,31 +332,38 @@ TEST(RolloutRanks, TheBytesOfAPassAreThoseOfTheFormula) {
   }
 }
 
-// Each generates what is its own, and takes part in the passes of the others: one rank has no
-// prompt at all, and one stops early. Per pass of all a rank tells the others that it is there, and
-// how many rows go to each of the six experts of a layer.
+// Each generates what is its own (with two ranks that hold the rest of a layer together: what is
+// theirs) and takes part in the passes of the others: one rank has no prompt at all, and one stops
+// early. Per pass of all a rank tells the others that it is there, and how many rows go to each
+// expert of a layer.
 TEST(RolloutRanks, ThoseThatShareExpertsGoThroughEveryPassTogether) {
   const std::string config =
       R"({"model_type": "qwen3_moe", "vocab_size": 301, "hidden_size": 64, "intermediate_size": 96,
           "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
           "head_dim": 16, "rms_norm_eps": 1e-6, "max_position_embeddings": 512,
-          "initializer_range": 0.15, "num_experts": 6, "num_experts_per_tok": 2,
+          "initializer_range": 0.15, "num_experts": 12, "num_experts_per_tok": 2,
           "moe_intermediate_size": 24, "norm_topk_prob": true, "mlp_only_layers": [0]})";
-  constexpr int64_t kExperts = 6;
+  constexpr int64_t kExperts = 12;
   constexpr int64_t kExpertLayers = 2;
   const std::vector<Prompt> prompts = make_prompts(2, /*trunk=*/70, /*n=*/3);
   const SamplingParams params = make_params(20);
   for (const Bound& bound : {kBounds[0], kBounds[1], Bound{at::kBFloat16, 0.0}}) {
     const auto one = load(config, bound.dtype, nullptr);
-    for (const int64_t n : {2, 3}) {
+    for (const int64_t n : {2, 3, 4}) {
+      const int64_t tensor = n == 4 ? 2 : 1;
       std::vector<Result> results(n);
-      testing::run_mesh(n, {.rollout_ep = n}, [&](Groups& groups) {
+      testing::run_mesh(n, {.rollout_tp = tensor, .rollout_ep = n}, [&](Groups& groups) {
         models::LoadOptions options{.compute = {.dtype = bound.dtype}, .with_backward = false};
         options.experts = &groups.rollout_experts;
+        if (tensor > 1) {
+          options.tensor = &groups.rollout_tensor;
+          options.expert_tensor = &groups.self;
+          options.expert_model = &groups.rollout_experts;
+        }
         const auto model = models::random_model(config, /*seed=*/3, options);
         const int64_t rank = groups.rollout_experts.rank();
         std::vector<Prompt> own;
-        if (rank < 2) own.push_back(prompts[rank]);
+        if (rank / tensor < 2) own.push_back(prompts[rank / tensor]);
         int64_t calls = 0;
         results[rank] =
             generate(*model, own, params, {}, [&] { return rank == 1 && n == 3 && ++calls > 5; });
@@ -366,9 +373,13 @@ TEST(RolloutRanks, ThoseThatShareExpertsGoThroughEveryPassTogether) {
         const int64_t told = kExpertLayers * passes * 8 * kExperts + (passes + 1) * 8 + 8;
         EXPECT_EQ(groups.rollout_experts.traffic().at("all_gather").bytes, (n - 1) * told);
       });
-      for (int64_t rank = 0; rank < 2; ++rank) {
-        const Result wanted = generate(*one, {prompts[rank]}, params);
-        if (rank == 0 || n == 2) {
+      for (int64_t rank = 0; rank < 2 * tensor; ++rank) {
+        const Result wanted = generate(*one, {prompts[rank / tensor]}, params);
+        if (bound.dtype == at::kBFloat16 && tensor > 1) {  // sums at other places
+          expect_same(results[rank], results[rank / tensor * tensor], "ranks differ");
+          continue;
+        }
+        if (rank == 0 || n != 3) {
           expect_near(results[rank], wanted, bound.logprob, "rank " + std::to_string(rank));
           continue;
         }

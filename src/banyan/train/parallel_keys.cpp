@@ -160,13 +160,6 @@ void check_rollout(const Config& config) {
                rollout.data_parallel_size,
                ": without experts to share, every tensor_model_parallel_size ranks generate by "
                "themselves");
-  BANYAN_CHECK(rollout.expert_parallel_size == 1 || rollout.tensor_model_parallel_size == 1,
-               "[config] ",
-               kRollout,
-               "expert_parallel_size: wanted 1 with tensor_model_parallel_size=",
-               rollout.tensor_model_parallel_size,
-               ", got ",
-               rollout.expert_parallel_size);
 }
 
 }  // namespace
@@ -266,17 +259,22 @@ void check_parallel(const Config& config, const parallel::Groups& groups) {
 
 void set_rollout_cut(parallel::Groups& groups, models::LoadOptions& options) {
   if (!groups.rollout_tensor.is_alone()) options.tensor = &groups.rollout_tensor;
-  if (!groups.rollout_experts.is_alone()) options.experts = &groups.rollout_experts;
+  if (groups.rollout_experts.is_alone()) return;
+  options.experts = &groups.rollout_experts;
+  if (groups.rollout_tensor.is_alone()) return;
+  options.expert_tensor = &groups.self;  // whole experts
+  options.expert_model = &groups.rollout_experts;
 }
 
-// Groups of neighbours of equal size are equal groups. Training that cuts layers deals experts out
-// over ranks that are none.
+// Groups of neighbours of equal size are equal groups. Where training cuts experts, it deals them
+// out over ranks that are none.
 bool lies_as_rollout(const models::CausalLM& actor, const parallel::Groups& groups) {
   if (groups.expert_tensor.size() != groups.tensor.size()) return false;  // experts lie apart
   const int64_t tensor = actor.tensor() != nullptr ? actor.tensor()->ranks().size() : 1;
   const int64_t experts = actor.expert_ranks() != nullptr ? actor.expert_ranks()->size() : 1;
   return actor.stage() == nullptr && tensor == groups.rollout_tensor.size() &&
-         experts == groups.rollout_experts.size() && (tensor == 1 || experts == 1);
+         experts == groups.rollout_experts.size() &&
+         (experts == 1 || groups.expert_tensor.is_alone());
 }
 
 void set_experts(const Config& config, parallel::Groups& groups, models::LoadOptions& options) {

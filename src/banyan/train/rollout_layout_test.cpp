@@ -36,6 +36,13 @@ void set_stages(int64_t size, Config& config) {
   config.ref_pipeline_model_parallel_size = size;
 }
 
+// Twelve experts, which two, three and four ranks share.
+std::string wide_moe_config() {
+  std::string config = testing::tiny_moe_config_json();
+  const std::string six = "\"num_experts\": 6";
+  return config.replace(config.find(six), six.size(), "\"num_experts\": 12");
+}
+
 struct Case {
   const char* name;
   int64_t processes;
@@ -99,7 +106,7 @@ TEST(RolloutLayout, SoAreRanksThatOnlyGenerate) {
 // Ranks without a response left take part in the passes of the others.
 TEST(RolloutLayout, SoAreExpertsThatAreDealtOutForTheRollout) {
   const ScratchDir scratch("rollout-layout-experts");
-  Config config = testing::layout_config(scratch, testing::tiny_moe_config_json());
+  Config config = testing::layout_config(scratch, wide_moe_config());
   config.actor.router.moe_aux_loss_coeff = 0.01;
   const testing::Ended one = run_layout(1, config)[0];
   const auto experts = [](int64_t ranks) {
@@ -112,6 +119,23 @@ TEST(RolloutLayout, SoAreExpertsThatAreDealtOutForTheRollout) {
     other.actor.megatron.expert_model_parallel_size = 2;
     other.critic.megatron.expert_model_parallel_size = 2;
     other.ref_expert_model_parallel_size = 2;
+  };
+  // Whole experts over two ranks that hold the rest together, or over two such pairs.
+  const auto whole = [](int64_t pairs) {
+    return [=](Config& other) {
+      other.rollout.data_parallel_size = pairs;
+      other.rollout.expert_parallel_size = 2 * pairs;
+    };
+  };
+  const auto whole_in_place = [&](Config& other) {
+    whole(1)(other);
+    set_tensor(2, other);
+    for (MegatronConfig* megatron : {&other.actor.megatron, &other.critic.megatron}) {
+      megatron->expert_model_parallel_size = 2;
+      megatron->expert_tensor_parallel_size = 1;
+    }
+    other.ref_expert_model_parallel_size = 2;
+    other.ref_expert_tensor_parallel_size = 1;
   };
   const auto separate = [&](Config& other) {
     experts(2)(other);
@@ -127,6 +151,9 @@ TEST(RolloutLayout, SoAreExpertsThatAreDealtOutForTheRollout) {
                            Case{"cut", 2, 2, [](Config&) {}},
                            Case{"in place", 2, 1, in_place},
                            Case{"parts", 2, 1, parts},
+                           Case{"whole", 2, 2, whole(1)},
+                           Case{"whole of four", 4, 2, whole(2)},
+                           Case{"whole in place", 2, 2, whole_in_place},
                            Case{"separate", 3, 1, separate}}) {
     expect_as_one(scratch, config, one, each);
   }
@@ -217,12 +244,6 @@ TEST(RolloutLayout, SizesThatDoNotGoTogetherAreRefusedByName) {
   expect(
       [](RolloutConfig& r) { r.data_parallel_size = 2; },
       "actor_rollout_ref.rollout.data_parallel_size: wanted 1 with expert_parallel_size=1, got 2");
-  expect(
-      [](RolloutConfig& r) {
-        r.tensor_model_parallel_size = 2;
-        r.expert_parallel_size = 2;
-      },
-      "expert_parallel_size: wanted 1 with tensor_model_parallel_size=2, got 2");
   Config config = testing::tiny_config("", "");
   config.rollout.tensor_model_parallel_size = 2;
   const auto mesh_refusal = [&](int64_t size) {

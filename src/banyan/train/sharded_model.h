@@ -1,4 +1,4 @@
-// Models of a run whose weights lie in parts over the ranks (parallel/fsdp.h), and the whole model
+// Models of a run whose weights lie in parts over the ranks (parallel/fsdp.h), and the model
 // that generates in the place of such an actor.
 #pragma once
 
