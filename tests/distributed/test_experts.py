@@ -17,6 +17,8 @@ pytestmark = pytest.mark.skipif(
 MAIN = ("-m", "banyan.trainer.main_ppo")
 OVERRIDE = "actor_rollout_ref.actor.megatron.override_transformer_config"
 STAGES = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size"
+TENSOR = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size"
+PARTS = "actor_rollout_ref.actor.megatron.expert_tensor_parallel_size"
 EXPERTS = "actor_rollout_ref.actor.megatron.expert_model_parallel_size"
 ROLLOUT = (
     "actor_rollout_ref.rollout.expert_parallel_size=2",
@@ -78,4 +80,12 @@ def test_a_run_over_two_pipelines_that_share_experts_equals_one(tmp_path):
     (tmp_path / "tiny").mkdir()
     given = arguments(tmp_path, num_layers=4)
     dealt = torchrun(4, *MAIN, *given, f"{EXPERTS}=2", f"{STAGES}=2")
+    check(tmp_path, given, {"dealt": dealt})
+
+
+@pytest.mark.slow
+def test_a_run_with_whole_experts_beside_tensor_parallel_equals_one(tmp_path):
+    (tmp_path / "tiny").mkdir()
+    given = arguments(tmp_path)
+    dealt = torchrun(2, *MAIN, *given, f"{TENSOR}=2", f"{EXPERTS}=2", f"{PARTS}=1")
     check(tmp_path, given, {"dealt": dealt})
