@@ -2,6 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
@@ -158,6 +160,35 @@ TEST(TensorParallel, AWeightViewShowsTheWholeTensors) {
     EXPECT_TRUE(seen[0].equal(rows));
     EXPECT_TRUE(seen[1].equal(columns));
     EXPECT_TRUE(seen[2].equal(norm));
+  });
+}
+
+// A model that is filled from them is done with a layer before the next.
+TEST(TensorParallel, AWeightViewShowsTheExpertsOfALayerTogether) {
+  testing::run_mesh(4, {.ep = 2, .pp = 2}, [](Groups& groups) {
+    const int64_t holder = groups.expert.rank();
+    ParamTable table;
+    for (const char* layer : {"0", "1"}) {
+      const std::string prefix =
+          "stage" + std::to_string(groups.pipeline.rank()) + "." + layer + ".";
+      table.set_unit(layer[0] - '0' + 1);
+      table.add(prefix + "norm", at::ones({3}));
+      table.add(prefix + "expert" + std::to_string(holder), at::full({2}, holder, at::kFloat));
+      table.params().back().is_dealt = true;
+    }
+    std::vector<std::string> names;
+    WeightView(table, groups).each([&](const std::string& name, const at::Tensor& whole) {
+      names.push_back(name);
+      if (name.ends_with("norm")) return;
+      EXPECT_TRUE(whole.equal(at::full({2}, name.back() - '0', at::kFloat))) << name;
+    });
+    std::vector<std::string> wanted;
+    for (const char* layer : {"stage0.0.", "stage0.1.", "stage1.0.", "stage1.1."}) {
+      for (const char* tensor : {"norm", "expert0", "expert1"}) {
+        wanted.push_back(std::string(layer) + tensor);
+      }
+    }
+    EXPECT_EQ(names, wanted);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -77,14 +78,14 @@ at::Tensor WeightView::gathered(size_t i, const at::Tensor& own) const {
   return whole;
 }
 
-// A line per parameter: stage, place in the table, 1 for a dealt-out expert, name, dtype, sizes of
-// the whole tensor. A name that a stage before has is a copy (a tied head).
+// A line per parameter: stage, unit, place in the table, 1 for a dealt-out expert, name, dtype,
+// sizes of the whole tensor. A name that a stage before has is a copy (a tied head).
 void WeightView::list() {
   std::ostringstream own;
   for (size_t i = 0; i < places_.size(); ++i) {
     const Param& param = params_.params()[i];
-    own << groups_.pipeline.rank() << ' ' << i << ' ' << param.is_dealt << ' ' << param.name << ' '
-        << static_cast<int>(param.master.scalar_type());
+    own << groups_.pipeline.rank() << ' ' << param.unit << ' ' << i << ' ' << param.is_dealt << ' '
+        << param.name << ' ' << static_cast<int>(param.master.scalar_type());
     for (const int64_t size : param.cut.whole_shape(param.master.sizes())) own << ' ' << size;
     own << '\n';
   }
@@ -100,7 +101,7 @@ void WeightView::list() {
       Whole whole;
       bool is_dealt = false;
       int dtype = 0;
-      words >> whole.stage >> whole.param >> is_dealt >> whole.name >> dtype;
+      words >> whole.stage >> whole.unit >> whole.param >> is_dealt >> whole.name >> dtype;
       whole.holder = is_dealt ? holder : -1;
       whole.dtype = static_cast<at::ScalarType>(dtype);
       for (int64_t size = 0; words >> size;) whole.shape.push_back(size);
@@ -108,6 +109,19 @@ void WeightView::list() {
     }
     ++holder;
   }
+  bring_experts_together();
+}
+
+// Those of a layer where the first of them stands.
+void WeightView::bring_experts_together() {
+  std::map<std::pair<int64_t, int64_t>, size_t> first;  // by stage and unit
+  for (size_t i = 0; i < all_.size(); ++i) {
+    Whole& whole = all_[i];
+    const bool is_dealt = whole.holder >= 0;
+    whole.place = is_dealt ? first.try_emplace({whole.stage, whole.unit}, i).first->second : i;
+  }
+  std::stable_sort(
+      all_.begin(), all_.end(), [](const Whole& a, const Whole& b) { return a.place < b.place; });
 }
 
 void WeightView::each(const Visit& visit) const {

@@ -24,8 +24,9 @@ class WeightView {
 
   // `whole` has the bits of the parts. It is the master itself where that is whole.
   using Visit = std::function<void(const std::string& name, const at::Tensor& whole)>;
-  // (all) Masters by their HF names, each once, in the order of the tables of one stage and one
-  // holder of experts after the other.
+  // (all) Masters by their HF names, each once, in the order of the tables of one stage after the
+  // other; the experts of a layer come together, whoever holds them, so that who fills a model is
+  // done with a layer before the next.
   void each(const Visit& visit) const;
   // (all) Tensors that lie as the masters do, one per parameter: gradients, moments.
   void each_of(const std::vector<at::Tensor>& own, const Visit& visit) const;
@@ -41,16 +42,19 @@ class WeightView {
   struct Whole {
     std::string name;
     int64_t stage = 0;
+    int64_t unit = 0;
     int64_t holder = -1;  // rank of the expert group; -1: all of them
     int64_t param = 0;    // in that rank's table
     std::vector<int64_t> shape;
     at::ScalarType dtype = at::kFloat;
+    size_t place = 0;  // that of the first expert of the layer for an expert
   };
   // (all) Fills places_ of the parameters that lie in parts over these ranks.
   void place(Collectives& ranks, bool dealt);
   // Over which those of a parameter lie.
   Collectives& ranks_of(size_t i) const;
   void list();
+  void bring_experts_together();
   at::Tensor gathered(size_t i, const at::Tensor& own) const;
 
   const ParamTable& params_;

@@ -321,6 +321,14 @@ TEST(FinetuneLayout, WhatDoesNotGoTogetherIsRefusedUnderTheKeysOfTheRun) {
                  "processes (1), got 2; start them with torchrun --nproc-per-node N -m "
                  "banyan.trainer.sft_trainer",
                  [](FinetuneConfig& c) { set_sizes(c, 1, 2); });
+  expect_refused(1,
+                 "[config] engine.expert_model_parallel_size: wanted a divisor of the number of "
+                 "processes (1), got 2",
+                 [](FinetuneConfig& c) { c.megatron.expert_model_parallel_size = 2; });
+  expect_refused(1,
+                 "[config] engine.expert_tensor_parallel_size: wanted a divisor of the number of "
+                 "processes (1), got 2",
+                 [](FinetuneConfig& c) { c.megatron.expert_tensor_parallel_size = 2; });
   expect_refused(1, "[config] engine.strategy: wanted fsdp, fsdp2", [](FinetuneConfig& c) {
     c.strategy = "deepspeed";
   });

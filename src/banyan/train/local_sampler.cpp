@@ -32,10 +32,12 @@ LocalSampler::LocalSampler(const Config& config,
     own_ = load_rollout_model(config, groups);
     filled_ = std::make_unique<FilledWeights>(*own_);
   }
-  if (groups.world.is_alone() && config.rollout.tensor_model_parallel_size > 1) {
+  const RolloutConfig& rollout = config.rollout;
+  if (groups.world.is_alone() &&
+      rollout.tensor_model_parallel_size * rollout.data_parallel_size > 1) {
     host.say(
-        "actor_rollout_ref.rollout.tensor_model_parallel_size: one process generates with the "
-        "whole model");
+        "actor_rollout_ref.rollout.tensor_model_parallel_size and data_parallel_size: one process "
+        "generates with the whole model");
   }
   if (config.reward_model.enable && groups.rollout_tensor.is_first())
     reward_model_ = std::make_unique<RewardModel>(config);

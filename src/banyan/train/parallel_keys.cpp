@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -225,15 +226,18 @@ void check_parallel(const Config& config, const parallel::Groups& groups) {
                "), got ",
                rollout,
                "; start them with torchrun --nproc-per-node N -m banyan.trainer.main_ppo ...");
+  const auto check_size = [&](const char* key, const parallel::Collectives& ranks, int64_t size) {
+    BANYAN_CHECK(ranks.size() == size,
+                 "[config] ",
+                 key,
+                 ": wanted a divisor of the number of processes (",
+                 groups.world.size(),
+                 "), got ",
+                 size,
+                 "; start them with torchrun --nproc-per-node N -m banyan.trainer.main_ppo ...");
+  };
   const int64_t tensor = config.actor.megatron.tensor_model_parallel_size;
-  BANYAN_CHECK(groups.tensor.size() == tensor,
-               "[config] ",
-               kTensor,
-               ": wanted a divisor of the number of processes (",
-               groups.world.size(),
-               "), got ",
-               tensor,
-               "; start them with torchrun --nproc-per-node N -m banyan.trainer.main_ppo ...");
+  check_size(kTensor, groups.tensor, tensor);
   const int64_t context = context_size(config);
   BANYAN_CHECK(groups.context.size() == context,
                "[config] ",
@@ -246,15 +250,9 @@ void check_parallel(const Config& config, const parallel::Groups& groups) {
                tensor,
                "), got ",
                context);
-  const int64_t pipeline = config.actor.megatron.pipeline_model_parallel_size;
-  BANYAN_CHECK(groups.pipeline.size() == pipeline,
-               "[config] ",
-               kPipeline,
-               ": wanted a divisor of the number of processes (",
-               groups.world.size(),
-               "), got ",
-               pipeline,
-               "; start them with torchrun --nproc-per-node N -m banyan.trainer.main_ppo ...");
+  check_size(kPipeline, groups.pipeline, config.actor.megatron.pipeline_model_parallel_size);
+  check_size(kExperts, groups.expert, config.actor.megatron.expert_model_parallel_size);
+  check_size(kExpertTensor, groups.expert_tensor, expert_tensor_size(config.actor.megatron));
 }
 
 void set_rollout_cut(parallel::Groups& groups, models::LoadOptions& options) {
@@ -269,7 +267,9 @@ void set_rollout_cut(parallel::Groups& groups, models::LoadOptions& options) {
 // Groups of neighbours of equal size are equal groups. Where training cuts experts, it deals them
 // out over ranks that are none.
 bool lies_as_rollout(const models::CausalLM& actor, const parallel::Groups& groups) {
-  if (groups.expert_tensor.size() != groups.tensor.size()) return false;  // experts lie apart
+  const bool is_apart =
+      actor.shape().num_experts > 0 && groups.expert_tensor.size() != groups.tensor.size();
+  if (is_apart && !groups.expert_tensor.is_alone()) return false;
   const int64_t tensor = actor.tensor() != nullptr ? actor.tensor()->ranks().size() : 1;
   const int64_t experts = actor.expert_ranks() != nullptr ? actor.expert_ranks()->size() : 1;
   return actor.stage() == nullptr && tensor == groups.rollout_tensor.size() &&
@@ -317,7 +317,14 @@ void check_rollout_model(const Config& config, parallel::Groups& groups) {
                " experts, got ",
                ranks);
   set_rollout_cut(groups, options);
-  models::load_model(config.model.path, options);
+  try {
+    models::load_model(config.model.path, options);
+  } catch (const std::invalid_argument& error) {  // names the size, not whose it is
+    std::string text = error.what();
+    const std::string tag = "[parallel] ";
+    if (text.starts_with(tag)) text.replace(0, tag.size(), std::string("[config] ") + kRollout);
+    BANYAN_CHECK(false, text);
+  }
 }
 
 void check_heads(const char* key,

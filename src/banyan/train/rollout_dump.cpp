@@ -66,13 +66,16 @@ bool has_rollout_dump(const Config& config, int64_t step) {
   return config.skip_rollout.enable && std::find(steps.begin(), steps.end(), step) != steps.end();
 }
 
-bool replay_rollout(const Config& config,
+bool is_rollout_kept(const Config& config, int64_t step) {
+  return std::filesystem::exists(file_of(config, step));
+}
+
+void replay_rollout(const Config& config,
                     int64_t step,
                     const std::vector<rollout::Prompt>& prompts,
                     const rollout::OnFinished& on_finished,
                     rollout::GenerateStats& stats) {
   const std::string path = file_of(config, step);
-  if (!std::filesystem::exists(path)) return false;
   const std::map<int64_t, UnfinishedGroup> groups = read(path);
   for (const rollout::Prompt& prompt : prompts) {
     const auto found = groups.find(prompt.row);
@@ -98,12 +101,10 @@ bool replay_rollout(const Config& config,
       on_finished(std::move(trajectory));
     }
   }
-  return true;
 }
 
 void keep_rollout(const Config& config, int64_t step, const std::vector<Trajectory>& trajectories) {
-  const std::string path = file_of(config, step);
-  if (std::filesystem::exists(path)) return;
+  if (is_rollout_kept(config, step)) return;
   std::map<int64_t, UnfinishedGroup> by_row;
   for (const Trajectory& trajectory : trajectories) {
     UnfinishedGroup& group = by_row[trajectory.row];
@@ -113,7 +114,7 @@ void keep_rollout(const Config& config, int64_t step, const std::vector<Trajecto
   std::vector<UnfinishedGroup> groups;
   for (auto& [row, group] : by_row) groups.push_back(std::move(group));
   std::filesystem::create_directories(*config.skip_rollout.dump_dir);
-  io::write_text_atomic(path, to_json(groups));
+  io::write_text_atomic(file_of(config, step), to_json(groups));
 }
 
 }  // namespace banyan::train

@@ -20,10 +20,13 @@ void check_rollout_dump(const Config& config);
 // True if the responses of a step are kept, or taken where its file is there.
 bool has_rollout_dump(const Config& config, int64_t step);
 
-// Gives the responses to `prompts` from the step's file; nothing and false where there is no file.
-// Throws [skip.rollout] naming the file and the row where it holds other prompts or lacks a
-// response, FileError for a file that is no such list.
-bool replay_rollout(const Config& config,
+// True if the step's file is there.
+bool is_rollout_kept(const Config& config, int64_t step);
+
+// Gives the responses to `prompts` from the step's file. Throws [skip.rollout] naming the file and
+// the row where it holds other prompts or lacks a response, FileError for a file that is not there
+// or no such list.
+void replay_rollout(const Config& config,
                     int64_t step,
                     const std::vector<rollout::Prompt>& prompts,
                     const rollout::OnFinished& on_finished,

@@ -95,4 +95,25 @@ TEST(RolloutDump, WhatDoesNotFitIsRefusedByName) {
                  [](Config& other) { other.rollout.over_sample_rate = 0.5; });
 }
 
+// Then they would not go the same way: one would generate, alone where they do so together.
+TEST(RolloutDump, AFileThatOneRankDoesNotSeeIsNamed) {
+  const ScratchDir scratch("rollout-dump-elsewhere");
+  Config config = config_of(scratch, testing::write_tiny_model(scratch));
+  config.trainer.total_training_steps = 1;
+  run_layout(1, config);
+  config.trainer.resume_mode = "disable";
+  std::string said;
+  try {
+    testing::run_mesh(2, mesh_shape(config), [&](parallel::Groups& groups) {
+      Config own = config;
+      if (groups.world.is_first()) own.skip_rollout.dump_dir = scratch / "elsewhere";
+      testing::FakeHost host(testing::tiny_prompts(own.num_train_rows), testing::thirds);
+      train(own, host, nullptr, &groups);
+    });
+  } catch (const std::exception& error) {
+    said = error.what();
+  }
+  EXPECT_NE(said.find("elsewhere/1.json"), std::string::npos) << said;
+}
+
 }  // namespace banyan::train

@@ -135,6 +135,13 @@ RolloutWork own_share(RolloutWork work, const Generation& with) {
   return share_of(std::move(work), with.ranks->rank() / size, with.ranks->size() / size);
 }
 
+// All ranks go the same way; one that does not see the file that others do throws as it reads it.
+bool is_replayed(const Generation& with, int64_t step) {
+  if (!has_rollout_dump(with.config, step)) return false;
+  const bool is_kept = is_rollout_kept(with.config, step);
+  return with.ranks != nullptr ? with.ranks->any(is_kept) : is_kept;
+}
+
 // All trajectories and scores, of which those that generate together have the same: one tells.
 RolloutResult told_to_all(RolloutResult own, const Generation& with) {
   if (with.ranks == nullptr) return own;
@@ -185,10 +192,10 @@ RolloutResult run_rollout(const Generation& with,
   Clock clock;
   rollout::GenerateStats stats;
   const auto take = [&](Trajectory&& trajectory) { collector.take(std::move(trajectory)); };
-  const bool is_there = !validation && has_rollout_dump(with.config, step) &&
-                        replay_rollout(with.config, step, collector.prompts(), take, stats);
-  // More ranks than prompts leave some without.
-  if (!is_there && (!collector.prompts().empty() || with.shares_experts)) {
+  if (!validation && is_replayed(with, step)) {
+    replay_rollout(with.config, step, collector.prompts(), take, stats);
+  } else if (!collector.prompts().empty() || with.shares_experts) {
+    // More ranks than prompts leave some without.
     stats = with.generator.generate(
         collector.prompts(), sampling_params(with.config, kind, step), take, [&] {
           return collector.has_enough();

@@ -102,8 +102,9 @@ class Loop {
   Live& live(int32_t group) { return *lives_[group]; }
   SchedulerOptions scheduler_options(const EngineOptions& options);
   void agree_on_spills();
-  // Ends the waiting time of the groups that the pass computes for.
+  // Of those that share the experts; without others, what is said.
   bool somebody_has(bool own) const;
+  // Ends the waiting time of the groups that the pass computes for.
   void note_first_pass(std::chrono::steady_clock::time_point now);
   void count_prefix_rows();
   void collect_draws(const std::vector<DrawRow>& rows, int32_t first_row);
