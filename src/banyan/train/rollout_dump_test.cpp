@@ -95,6 +95,20 @@ TEST(RolloutDump, WhatDoesNotFitIsRefusedByName) {
                  [](Config& other) { other.rollout.over_sample_rate = 0.5; });
 }
 
+// Greedy baselines (remax) are kept behind the sampled responses.
+TEST(RolloutDump, BaselinesAreTakenAsTheyWereKept) {
+  const ScratchDir scratch("rollout-dump-greedy");
+  Config config = config_of(scratch, testing::write_tiny_model(scratch));
+  config.algorithm.adv_estimator = "remax";
+  config.trainer.total_training_steps = 1;
+  const Ended first = run_layout(1, config)[0];
+  config.trainer.default_local_dir = scratch / "again";
+  const Ended again = run_layout(1, config)[0];
+  for (const char* name : {"actor/loss", "actor/grad_norm", "critic/advantages/mean"}) {
+    EXPECT_EQ(again.logged.at(1).at(name), first.logged.at(1).at(name)) << name;
+  }
+}
+
 // Then they would not go the same way: one would generate, alone where they do so together.
 TEST(RolloutDump, AFileThatOneRankDoesNotSeeIsNamed) {
   const ScratchDir scratch("rollout-dump-elsewhere");

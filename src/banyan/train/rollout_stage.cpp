@@ -142,6 +142,17 @@ bool is_replayed(const Generation& with, int64_t step) {
   return with.ranks != nullptr ? with.ranks->any(is_kept) : is_kept;
 }
 
+// What the step's file has of these prompts: a greedy response stands behind the sampled ones.
+std::vector<rollout::Prompt> kept_prompts(std::vector<rollout::Prompt> prompts,
+                                          const Config& config,
+                                          RolloutKind kind) {
+  if (kind != RolloutKind::kGreedy) return prompts;
+  for (rollout::Prompt& prompt : prompts) {
+    prompt.first_index = static_cast<int32_t>(config.rollout.train.n);
+  }
+  return prompts;
+}
+
 // All trajectories and scores, of which those that generate together have the same: one tells.
 RolloutResult told_to_all(RolloutResult own, const Generation& with) {
   if (with.ranks == nullptr) return own;
@@ -193,7 +204,8 @@ RolloutResult run_rollout(const Generation& with,
   rollout::GenerateStats stats;
   const auto take = [&](Trajectory&& trajectory) { collector.take(std::move(trajectory)); };
   if (!validation && is_replayed(with, step)) {
-    replay_rollout(with.config, step, collector.prompts(), take, stats);
+    const auto prompts = kept_prompts(collector.prompts(), with.config, kind);
+    replay_rollout(with.config, step, prompts, take, stats);
   } else if (!collector.prompts().empty() || with.shares_experts) {
     // More ranks than prompts leave some without.
     stats = with.generator.generate(
