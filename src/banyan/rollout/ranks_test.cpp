@@ -121,7 +121,6 @@ TEST(RolloutRanks, AGenerationIsThatOfOneProcess) {
 
 TEST(RolloutRanks, WhateverTheScheduleDoesOneDoesAll) {
   const std::vector<Prompt> prompts = make_prompts(3, /*trunk=*/40, /*n=*/4);
-  const SamplingParams params = long_params(180);
   const std::string config = model_config(8, 4);
   const auto one = load(config, at::kFloat, nullptr);
   EngineOptions chunked;
@@ -134,6 +133,7 @@ TEST(RolloutRanks, WhateverTheScheduleDoesOneDoesAll) {
   for (const bool is_tight : {true, false}) {  // then responses must give way
     EngineOptions options = is_tight ? chunked : alone;
     const int64_t pages = is_tight ? 7 : 100;
+    const SamplingParams params = is_tight ? long_params(180) : make_params(40);
     options.kv_bytes = pages_of(pages, 4);
     const Result wanted = generate(*one, prompts, params, options);
     EXPECT_EQ(wanted.stats.num_preemptions > 0, is_tight);
