@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "banyan/core/profile.h"
+#include "banyan/ops/one_owner.h"
 #include "banyan/ops/rms_norm.h"
 #include "banyan/ops/rope.h"
 
@@ -55,15 +56,24 @@ Attention::Heads Attention::split(const at::Tensor& qkv) const {
   return {part(0, heads), part(heads, kv_heads), part(heads + kv_heads, kv_heads)};
 }
 
-Attention::Heads Attention::rotated(const LayerContext& context, const at::Tensor& qkv) const {
-  const auto rotate = [&](const at::Tensor& raw, const std::unique_ptr<Vector>& norm) {
-    const at::Tensor x =
-        norm ? ops::rms_norm_forward(raw, norm->compute(), shape_.norm_eps, options_) : raw;
+Attention::Heads Attention::attending(const LayerContext& context, const at::Tensor& qkv) const {
+  Heads heads = split(qkv);
+  if (!shape_.qk_norm) return heads;
+  const auto rotated = [&](const at::Tensor& raw, const Vector& norm) {
+    at::Tensor x = ops::rms_norm_forward(raw, norm.compute(), shape_.norm_eps, options_);
     return ops::rope_forward(
         x, context.positions, context.rope.cos(), context.rope.sin(), options_);
   };
-  const Heads raw = split(qkv);
-  return {rotate(raw.q, q_norm_), rotate(raw.k, k_norm_), raw.v.contiguous()};
+  return {rotated(heads.q, *q_norm_), rotated(heads.k, *k_norm_), heads.v};
+}
+
+void Attention::rotate(const LayerContext& context, at::Tensor& qkv) const {
+  if (!ops::has_one_owner(qkv)) qkv = qkv.clone();  // a replaced op may have kept it
+  const int64_t heads = shape_.heads + shape_.kv_heads;
+  at::Tensor q_and_k =
+      qkv.narrow(1, 0, heads * shape_.head_dim).view({qkv.size(0), heads, shape_.head_dim});
+  ops::rope_forward_into(
+      q_and_k, context.positions, context.rope.cos(), context.rope.sin(), options_, q_and_k);
 }
 
 at::Tensor Attention::normed(const LayerContext& context, const at::Tensor& x) const {
@@ -77,7 +87,8 @@ at::Tensor Attention::forward(const LayerContext& context,
                               Saved* saved) const {
   const profile::Scope timed("attention half");
   at::Tensor qkv = qkv_.forward(normed(context, x));
-  const Heads heads = rotated(context, qkv);
+  if (!shape_.qk_norm) rotate(context, qkv);
+  const Heads heads = attending(context, qkv);
   at::Tensor lse;
   at::Tensor out = context.attention.forward(
       context.layer, heads.q, heads.k, heads.v, scale_, saved ? &lse : nullptr);
@@ -118,7 +129,7 @@ at::Tensor Attention::backward(const LayerContext& context, const at::Tensor& dy
   at::Tensor grad_out;
   at::Tensor dqkv;
   {
-    const Heads heads = rotated(context, saved.qkv);
+    const Heads heads = attending(context, saved.qkv);
     if (!saved.out.defined()) {
       const profile::PhaseScope phase(profile::Phase::kRecompute);
       saved.out =

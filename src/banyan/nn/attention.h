@@ -15,11 +15,11 @@ namespace banyan::nn {
 
 class Attention {
  public:
-  // Kept from forward for backward; norm outputs, q and k are computed again from these, and so are
-  // out and lse where they are missing.
+  // Kept from forward for backward; norm outputs are computed again from these, and so are out and
+  // lse where they are missing.
   struct Saved {
     at::Tensor x;    // [T, E]; own rows with sequence parallel
-    at::Tensor qkv;  // [T, (H + 2K) D], before norm and RoPE
+    at::Tensor qkv;  // [T, (H + 2K) D]: after RoPE, or before the norm where heads have one
     at::Tensor out;  // [T, H, D]
     at::Tensor lse;  // [T, H] fp32
   };
@@ -46,8 +46,11 @@ class Attention {
     at::Tensor k;  // [T, K, D]
     at::Tensor v;  // [T, K, D]
   };
-  Heads split(const at::Tensor& qkv) const;                                 // views
-  Heads rotated(const LayerContext& context, const at::Tensor& qkv) const;  // norm and RoPE applied
+  Heads split(const at::Tensor& qkv) const;  // views
+  // What attends: views, of q and k normed and rotated anew where heads have a norm.
+  Heads attending(const LayerContext& context, const at::Tensor& qkv) const;
+  // Rotates q and k where they stand.
+  void rotate(const LayerContext& context, at::Tensor& qkv) const;
 
   at::Tensor normed(const LayerContext& context, const at::Tensor& x) const;  // [T, E]
 

@@ -248,6 +248,15 @@ TEST(Rope, EqualsTheReferenceAndItsTranspose) {
       EXPECT_TRUE(same_bits(out.slice(1, 4).contiguous(), wider.slice(1, 4).contiguous()));
       EXPECT_TRUE(same_bits(out.slice(1, 0, 1).contiguous(), wider.slice(1, 0, 1).contiguous()));
     }
+    // So are heads that are rotated where they stand.
+    for (const ComputeOptions& options : {kNativeBf16, kAtenBf16}) {
+      at::Tensor in_place = wider.clone();
+      at::Tensor heads = in_place.slice(1, 1, 4);
+      rope_forward_into(heads, positions, narrow.cos, narrow.sin, options, heads);
+      EXPECT_TRUE(same_bits(heads.contiguous(),
+                            rope_forward(part, positions, narrow.cos, narrow.sin, options)));
+      EXPECT_TRUE(same_bits(in_place.slice(1, 4).contiguous(), wider.slice(1, 4).contiguous()));
+    }
     // A row alone has the bits it has in company.
     const at::Tensor all = rope_forward(bf16(x), positions, narrow.cos, narrow.sin, kNativeBf16);
     const at::Tensor one = rope_forward(

@@ -350,6 +350,7 @@ at::Tensor PagedAttention::attend(int64_t layer_index,
                  .scale = static_cast<float>(scale)};
   input.num_tokens = q.size(0);
   input.q = bf16_bits(queries);
+  input.q_stride = queries.stride(0);
   input.tiles = bf16_bits(layer);
   input.tile_lists = rows_->pages.data();
   input.visible = rows_->visible.data();

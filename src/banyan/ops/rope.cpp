@@ -9,6 +9,7 @@
 #include "banyan/kernels/cpu/rope.h"
 #include "banyan/ops/detail/dtype.h"
 #include "banyan/ops/detail/originals.h"
+#include "banyan/ops/detail/token_rows.h"
 
 namespace banyan::ops {
 namespace {
@@ -55,11 +56,6 @@ void check(const at::Tensor& x,
                low.item<int32_t>() < 0 ? low.item<int32_t>() : high.item<int32_t>());
 }
 
-// Heads side by side, tokens at any distance: what the kernel reads and writes.
-bool has_token_rows(const at::Tensor& x) {
-  return x.stride(2) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(2));
-}
-
 // In `out`, if it is defined, else in a new tensor.
 at::Tensor rotate(const at::Tensor& x,
                   const at::Tensor& positions,
@@ -73,12 +69,13 @@ at::Tensor rotate(const at::Tensor& x,
   check(x, positions, cos, sin, options);
   const int64_t half = x.size(2) / 2;
   if (is_native(options)) {
-    const at::Tensor in = has_token_rows(x) ? x : x.contiguous();
+    const at::Tensor in = detail::token_rows(x);
     const at::Tensor ids = positions.contiguous();
     const at::Tensor c = cos.contiguous();
     const at::Tensor s = sin.contiguous();
     if (!out.defined()) out = at::empty(x.sizes(), x.options());
-    BANYAN_ASSERT(has_token_rows(out), "[rope] out: the heads of a token are not side by side");
+    BANYAN_ASSERT(detail::has_token_rows(out),
+                  "[rope] out: the heads of a token are not side by side");
     kernels::rope(x.size(0),
                   x.size(1),
                   x.size(2),
@@ -102,6 +99,18 @@ at::Tensor rotate(const at::Tensor& x,
   return out.defined() ? out.copy_(y) : y.to(x.scalar_type());
 }
 
+void check_out(const at::Tensor& x, const at::Tensor& out) {
+  BANYAN_CHECK(out.sizes() == x.sizes() && out.scalar_type() == x.scalar_type(),
+               "[rope] out: wanted the shape and dtype of the input, ",
+               x.sizes(),
+               " ",
+               x.scalar_type(),
+               ", got ",
+               out.sizes(),
+               " ",
+               out.scalar_type());
+}
+
 }  // namespace
 
 namespace detail {
@@ -122,19 +131,23 @@ at::Tensor rope_backward(const at::Tensor& dy,
   return rotate(dy, positions, cos, sin, /*transpose=*/true, options);
 }
 
+void rope_forward_into(const at::Tensor& x,
+                       const at::Tensor& positions,
+                       const at::Tensor& cos,
+                       const at::Tensor& sin,
+                       const ComputeOptions& options,
+                       at::Tensor& out) {
+  check_out(x, out);
+  rotate(x, positions, cos, sin, /*transpose=*/false, options, out);
+}
+
 void rope_backward_into(const at::Tensor& dy,
                         const at::Tensor& positions,
                         const at::Tensor& cos,
                         const at::Tensor& sin,
                         const ComputeOptions& options,
                         at::Tensor& out) {
-  BANYAN_CHECK(out.sizes() == dy.sizes() && out.scalar_type() == dy.scalar_type(),
-               "[rope] out: wanted dy's shape and dtype ",
-               dy.sizes(),
-               ", got ",
-               out.sizes(),
-               " ",
-               out.scalar_type());
+  check_out(dy, out);
   rotate(dy, positions, cos, sin, /*transpose=*/true, options, out);
 }
 

@@ -16,6 +16,13 @@ at::Tensor rope_forward(const at::Tensor& x,
                         const at::Tensor& cos,
                         const at::Tensor& sin,
                         const ComputeOptions& options);
+// In `out` like x, which may be x.
+void rope_forward_into(const at::Tensor& x,
+                       const at::Tensor& positions,
+                       const at::Tensor& cos,
+                       const at::Tensor& sin,
+                       const ComputeOptions& options,
+                       at::Tensor& out);
 
 // The transpose of the rotation (sin negated), in a new tensor or in `out` like dy.
 at::Tensor rope_backward(const at::Tensor& dy,

@@ -199,6 +199,18 @@ at::Tensor rope_forward(const at::Tensor& x,
   return slot_result(rope_slot(), "y", op->forward(x, positions, cos, sin, options), x.sizes(), x);
 }
 
+void rope_forward_into(const at::Tensor& x,
+                       const at::Tensor& positions,
+                       const at::Tensor& cos,
+                       const at::Tensor& sin,
+                       const ComputeOptions& options,
+                       at::Tensor& out) {
+  if (!rope_slot().is_changed()) [[likely]] {
+    return detail::rope_forward_into(x, positions, cos, sin, options, out);
+  }
+  out.copy_(rope_forward(x, positions, cos, sin, options));
+}
+
 at::Tensor rope_backward(const at::Tensor& dy,
                          const at::Tensor& positions,
                          const at::Tensor& cos,

@@ -93,7 +93,9 @@ std::vector<at::Tensor> all_ops(const ComputeOptions& options) {
   out.push_back(rope_backward(heads, positions, angle.cos(), angle.sin(), options));
   at::Tensor into = at::zeros_like(heads);
   rope_backward_into(heads, positions, angle.cos(), angle.sin(), options, into);
-  out.push_back(into);
+  out.push_back(into.clone());
+  rope_forward_into(heads, positions, angle.cos(), angle.sin(), options, into);
+  out.push_back(into.clone());
 
   out.push_back(swiglu_forward(x, options));
   const SwigluGradients act = swiglu_backward(dy.slice(1, 0, 4), x, options);

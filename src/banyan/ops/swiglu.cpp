@@ -11,6 +11,7 @@
 #include "banyan/kernels/cpu/swiglu.h"
 #include "banyan/ops/detail/dtype.h"
 #include "banyan/ops/detail/originals.h"
+#include "banyan/ops/one_owner.h"
 
 namespace banyan::ops {
 namespace {
@@ -26,11 +27,6 @@ void check(const at::Tensor& gate_up, const ComputeOptions& options) {
       gate_up.sizes(),
       " ",
       gate_up.scalar_type());
-}
-
-// Nobody else sees what is written into it.
-bool is_ours(const at::Tensor& tensor) {
-  return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
 }
 
 }  // namespace
@@ -78,8 +74,8 @@ SwigluGradients swiglu_backward(at::Tensor dy, at::Tensor gate_up, const Compute
     const int64_t rows = gate_up.size(0);
     if (!gate_up.is_contiguous()) gate_up = gate_up.contiguous();
     if (!dy.is_contiguous()) dy = dy.contiguous();
-    SwigluGradients out{is_ours(gate_up) ? gate_up : at::empty_like(gate_up),
-                        is_ours(dy) ? dy : at::empty_like(dy)};
+    SwigluGradients out{has_one_owner(gate_up) ? gate_up : at::empty_like(gate_up),
+                        has_one_owner(dy) ? dy : at::empty_like(dy)};
     kernels::swiglu_backward(
         rows, n, bf16_bits(dy), bf16_bits(gate_up), bf16_bits(out.gate_up), bf16_bits(out.y));
     return out;

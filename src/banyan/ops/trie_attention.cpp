@@ -19,6 +19,7 @@
 #include "banyan/kernels/cpu/work_items.h"
 #include "banyan/ops/detail/attention_check.h"
 #include "banyan/ops/detail/dtype.h"
+#include "banyan/ops/detail/token_rows.h"
 #include "banyan/ops/detail/trie_attention_aten.h"
 #include "banyan/ops/detail/trie_index.h"
 #include "banyan/ops/slots.h"
@@ -53,11 +54,10 @@ template <typename T>
 class Rows {
  public:
   explicit Rows(size_t num_tokens) { rows_.reserve(num_tokens); }
-  // The first `count` rows of a contiguous [n, K, D].
+  // The first `count` rows of [n, K, D] with token rows.
   void append(const at::Tensor& x, int64_t count) {
-    const int64_t size = x.size(1) * x.size(2);
     T* row = static_cast<T*>(x.data_ptr());
-    for (int64_t i = 0; i < count; ++i) rows_.push_back(row + i * size);
+    for (int64_t i = 0; i < count; ++i) rows_.push_back(row + i * x.stride(0));
   }
   void append_null(int64_t count) { rows_.resize(rows_.size() + count, nullptr); }
   T*& operator[](int64_t token) { return rows_[token]; }
@@ -234,9 +234,9 @@ profile::Work TrieAttention::work(const at::Tensor& q, const at::Tensor& k, bool
 AttentionCall TrieAttention::call_of(
     int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
   AttentionCall call{.layer = layer,
-                     .q = q,
-                     .k = with_carried(carry_, &CarryStore::k, layer, k),
-                     .v = with_carried(carry_, &CarryStore::v, layer, v),
+                     .q = q.contiguous(),
+                     .k = with_carried(carry_, &CarryStore::k, layer, k).contiguous(),
+                     .v = with_carried(carry_, &CarryStore::v, layer, v).contiguous(),
                      .parent = at::tensor(index_->trie.par, at::kInt),
                      .scale = scale};
   const auto has_keys = [all_k = call.k, all_v = call.v](const AttentionCall& of) {
@@ -314,10 +314,10 @@ at::Tensor TrieAttention::own_forward(int64_t layer,
   }
 
   if (!index_->tiles) index_->tiles = detail::build_tiles(index_->trie, carry_.num_carried);
-  const at::Tensor queries = q.contiguous();
-  const at::Tensor keys = k.contiguous();
-  const at::Tensor values = v.contiguous();
-  at::Tensor out = at::empty_like(queries);
+  const at::Tensor queries = detail::token_rows(q);
+  const at::Tensor keys = detail::token_rows(k);
+  const at::Tensor values = detail::token_rows(v);
+  at::Tensor out = at::empty(q.sizes(), q.options());
   if (lse != nullptr) {
     *lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat));
   }
@@ -325,6 +325,7 @@ at::Tensor TrieAttention::own_forward(int64_t layer,
   input.shape = detail::attention_shape(q, k, scale);
   input.num_tokens = q.size(0);
   input.q = bf16_bits(queries);
+  input.q_stride = queries.stride(0);
   input.tiles = pack_tiles(*index_->tiles,
                            key_rows(carry_, &CarryStore::k, layer, keys),
                            key_rows(carry_, &CarryStore::v, layer, values),
@@ -425,13 +426,15 @@ AttentionGradients TrieAttention::backward_native(int64_t layer,
                                                   const at::Tensor& lse,
                                                   double scale) {
   if (!index_->chunks) index_->chunks = detail::build_chunks(index_->trie, carry_.num_carried);
-  const at::Tensor queries = q.contiguous();
-  const at::Tensor keys = k.contiguous();
-  const at::Tensor values = v.contiguous();
+  const at::Tensor queries = detail::token_rows(q);
+  const at::Tensor keys = detail::token_rows(k);
+  const at::Tensor values = detail::token_rows(v);
   const at::Tensor outputs = out.contiguous();
   const at::Tensor grads = grad_out.contiguous();
   const at::Tensor row_lse = lse.contiguous();
-  AttentionGradients result{at::empty_like(queries), at::empty_like(keys), at::empty_like(values)};
+  AttentionGradients result{at::empty(q.sizes(), q.options()),
+                            at::empty(k.sizes(), k.options()),
+                            at::empty(v.sizes(), v.options())};
 
   const Rows<const uint16_t> k_rows = key_rows(carry_, &CarryStore::k, layer, keys);
   const Rows<const uint16_t> v_rows = key_rows(carry_, &CarryStore::v, layer, values);
@@ -441,6 +444,7 @@ AttentionGradients TrieAttention::backward_native(int64_t layer,
   input.shape = detail::attention_shape(q, k, scale);
   input.num_carried = carry_.num_carried;
   input.q = bf16_bits(queries);
+  input.q_stride = queries.stride(0);
   input.out = bf16_bits(outputs);
   input.grad_out = bf16_bits(grads);
   input.lse = row_lse.data_ptr<float>();

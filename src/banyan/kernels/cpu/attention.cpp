@@ -227,7 +227,7 @@ class AttendBlock {
     const int64_t rows = (end - begin) * group_;
     for (int64_t t = begin; t < end; ++t) {
       std::memcpy(scratch_.q + (t - begin) * group_ * dim_,
-                  input_.q + (t * input_.shape.num_heads + kv_head * group_) * dim_,
+                  input_.q + t * input_.q_stride + kv_head * group_ * dim_,
                   static_cast<size_t>(group_ * dim_) * sizeof(uint16_t));
     }
     std::fill_n(scratch_.out, rows * dim_, 0.0f);

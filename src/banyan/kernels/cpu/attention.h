@@ -30,6 +30,7 @@ struct AttendInput {
   AttentionShape shape;
   int64_t num_tokens = 0;
   const uint16_t* q = nullptr;                 // [T, H, D] bf16
+  int64_t q_stride = 0;                        // from one token's queries to the next ones
   const uint16_t* tiles = nullptr;             // [tiles, K, tile_elements(D)] bf16
   const int32_t* const* tile_lists = nullptr;  // [T]: per token its tiles, path positions ascending
   const int32_t* visible = nullptr;            // [T]: path positions seen, itself included (>= 1)

@@ -125,10 +125,17 @@ class Backward {
     const int64_t n = std::min(kTile, queries_ - first);
     for (int64_t g = 0; g < group_; ++g) {
       const int64_t head = kv_head_ * group_ + g;
-      const int64_t row = (first * heads_ + head) * dim_;
       const int64_t at = query_row(tile, g);
-      pack_rows(in_.q + row, n, packs_.query_rows + at * dim_, packs_.query_t + at * dim_);
-      pack_rows(in_.grad_out + row, n, packs_.grad_rows + at * dim_, packs_.grad_t + at * dim_);
+      pack_rows(in_.q + first * in_.q_stride + head * dim_,
+                in_.q_stride,
+                n,
+                packs_.query_rows + at * dim_,
+                packs_.query_t + at * dim_);
+      pack_rows(in_.grad_out + (first * heads_ + head) * dim_,
+                heads_ * dim_,
+                n,
+                packs_.grad_rows + at * dim_,
+                packs_.grad_t + at * dim_);
       for (int64_t i = 0; i < n; ++i) {
         const int64_t from = (first + i) * heads_ + head;
         packs_.lse[at + i] = in_.lse[from];
@@ -265,10 +272,11 @@ class Backward {
   // Row of head g of the group in the query arrays.
   int64_t query_row(int64_t tile, int64_t g) const { return (tile * group_ + g) * kTile; }
 
-  // n rows [D] at distance H D -> [64][D] and [D][64], zeros beyond.
-  void pack_rows(const uint16_t* x, int64_t n, uint16_t* rows, uint16_t* rows_t) const {
+  // n rows [D] at distance `stride` -> [64][D] and [D][64], zeros beyond.
+  void pack_rows(
+      const uint16_t* x, int64_t stride, int64_t n, uint16_t* rows, uint16_t* rows_t) const {
     const size_t bytes = static_cast<size_t>(dim_) * sizeof(uint16_t);
-    for (int64_t i = 0; i < n; ++i) std::memcpy(rows + i * dim_, x + i * heads_ * dim_, bytes);
+    for (int64_t i = 0; i < n; ++i) std::memcpy(rows + i * dim_, x + i * stride, bytes);
     std::memset(rows + n * dim_, 0, static_cast<size_t>(kTile - n) * bytes);
     transpose(reinterpret_cast<const BFloat16*>(rows),
               dim_,

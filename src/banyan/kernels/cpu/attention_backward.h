@@ -47,6 +47,7 @@ struct AttendBackwardInput {
   AttentionShape shape;
   int64_t num_carried = 0;             // tokens [0, C) are keys only; row t - C below is token t
   const uint16_t* q = nullptr;         // [T - C, H, D] bf16
+  int64_t q_stride = 0;                // from one token's queries to the next ones
   const uint16_t* out = nullptr;       // [T - C, H, D]
   const uint16_t* grad_out = nullptr;  // [T - C, H, D]
   const float* lse = nullptr;          // [T - C, H]

@@ -43,6 +43,7 @@ double time_span(const AttentionShape& shape, int64_t tokens) {
   const AttendInput input{.shape = one,
                           .num_tokens = tokens,
                           .q = q.data(),
+                          .q_stride = one.num_heads * one.head_dim,
                           .tiles = tiles.data(),
                           .tile_lists = lists.data(),
                           .visible = visible.data()};

@@ -44,6 +44,7 @@ TEST(AttentionRows, HaveTheBitsOfTheSeparateSteps) {
                                 .scale = 1.0f / std::sqrt(static_cast<float>(c.dim))},
                       .num_tokens = c.tokens,
                       .q = q.data(),
+                      .q_stride = c.heads * c.dim,
                       .tiles = tiles.data(),
                       .tile_lists = lists.data(),
                       .visible = visible.data(),

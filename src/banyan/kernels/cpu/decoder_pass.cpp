@@ -100,6 +100,7 @@ struct Widths {
 AttendInput input_of(const PassModel& model, const PassRows& rows) {
   return {.shape = model.attention,
           .num_tokens = rows.num_tokens,
+          .q_stride = model.attention.num_heads * model.attention.head_dim,
           .tile_lists = rows.pages,
           .visible = rows.visible,
           .runs = rows.runs};

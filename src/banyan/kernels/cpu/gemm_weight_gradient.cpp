@@ -1,5 +1,5 @@
 // dW += dyᵀ x. Per chunk of rows: dy is transposed to [out, chunk], x is packed over its rows, then
-// each tile of dW is one tile product added straight into the fp32 gradient. Chunks are as few and
+// each block of dW is one product added straight into the fp32 gradient. Chunks are as few and
 // as equal as kMostDepth allows, since each costs one reading and writing of dW; the last one is
 // filled with zero rows. So the order of a sum depends on the number of rows alone.
 #include <ATen/Parallel.h>
@@ -19,6 +19,8 @@ namespace {
 constexpr int64_t kMostDepth =
     1280;                           // a tile of dy and a panel of x stand in the second-level cache
 constexpr int64_t kDepthStep = 64;  // few depths, so few kernels are compiled at run time
+// Rows of dW for which a panel of x comes into the second-level cache once.
+constexpr int64_t kBlockRows = 192;
 
 BANYAN_MULTIVERSION
 void sum_columns(const uint16_t* dy, int64_t ld, int64_t rows, int64_t columns, float* sums) {
@@ -107,18 +109,25 @@ void weight_gradient(const BFloat16* dy,
         }
       }
     });
-    for_each_item(row_tiles * panels, [&](const auto& next) {
+    // Nothing is compiled for register tiles, and they take any number of rows.
+    const bool registers = has_register_tiles();
+    const int64_t product_depth = registers ? round_up(n, 2) : depth;
+    const int64_t step = registers ? kBlockRows : kRowTile;
+    for_each_item(divide_up(out, kBlockRows) * panels, [&](const auto& next) {
       for (int64_t item = next(); item >= 0; item = next()) {
-        const int64_t row = item / panels * kRowTile;
+        const int64_t first_row = item / panels * kBlockRows;
+        const int64_t last_row = std::min(out, first_row + kBlockRows);
         const int64_t column = item % panels * kPanel;
-        const int64_t height = std::min(kRowTile, out - row);
-        add_product({dy_t + row * depth, depth, round_up(height, kRowStep)},
-                    x_packed + column * depth,
-                    depth,
-                    height,
-                    std::min(kPanel, in - column),
-                    grad + row * ld_grad + column,
-                    ld_grad);
+        for (int64_t row = first_row; row < last_row; row += step) {
+          const int64_t height = std::min(step, last_row - row);
+          add_product({dy_t + row * depth, depth, round_up(height, kRowStep)},
+                      x_packed + column * depth,
+                      product_depth,
+                      height,
+                      std::min(kPanel, in - column),
+                      grad + row * ld_grad + column,
+                      ld_grad);
+        }
       }
       gemm_release();
     });

@@ -5,29 +5,55 @@
 
 #include <algorithm>
 
+#include "banyan/kernels/cpu/lanes.h"
 #include "banyan/kernels/cpu/multiversion.h"
 #include "banyan/kernels/cpu/vecmath.h"
 
 namespace banyan::kernels {
 
-// The heads of one token. `sign` is -1 for the transpose.
+namespace {
+
+// Both halves of one head, read before they are written: y may be x.
+BANYAN_INLINE void rotate(int64_t n,
+                          float sign,
+                          const float* __restrict cos,
+                          const float* __restrict sin,
+                          const uint16_t* x1,
+                          const uint16_t* x2,
+                          uint16_t* y1,
+                          uint16_t* y2) {
+  uint16_t a[kLanes];
+  uint16_t b[kLanes];
+  for (int64_t i = 0; i < n; ++i) {
+    const float first = bf16_to_f32(x1[i]);
+    const float second = bf16_to_f32(x2[i]);
+    const float s = sign * sin[i];
+    a[i] = f32_to_bf16(fma(first, cos[i], -(second * s)));
+    b[i] = f32_to_bf16(fma(second, cos[i], first * s));
+  }
+  for (int64_t i = 0; i < n; ++i) y1[i] = a[i];
+  for (int64_t i = 0; i < n; ++i) y2[i] = b[i];
+}
+
+}  // namespace
+
 BANYAN_MULTIVERSION
 void rope_token(int64_t heads,
                 int64_t half,
                 float sign,
                 const float* __restrict cos,
                 const float* __restrict sin,
-                const uint16_t* __restrict x,
-                uint16_t* __restrict y) {
+                const uint16_t* x,
+                uint16_t* y) {
   for (int64_t head = 0; head < heads; ++head) {
     const uint16_t* in = x + head * 2 * half;
     uint16_t* out = y + head * 2 * half;
-    for (int64_t i = 0; i < half; ++i) {
-      const float x1 = bf16_to_f32(in[i]);
-      const float x2 = bf16_to_f32(in[half + i]);
-      const float s = sign * sin[i];
-      out[i] = f32_to_bf16(fma(x1, cos[i], -(x2 * s)));
-      out[half + i] = f32_to_bf16(fma(x2, cos[i], x1 * s));
+    int64_t i = 0;
+    for (; i + kLanes <= half; i += kLanes) {
+      rotate(kLanes, sign, cos + i, sin + i, in + i, in + half + i, out + i, out + half + i);
+    }
+    if (i < half) {
+      rotate(half - i, sign, cos + i, sin + i, in + i, in + half + i, out + i, out + half + i);
     }
   }
 }

@@ -8,7 +8,7 @@ namespace banyan::kernels {
 
 // x, y [tokens, heads, head_dim] bf16, tokens x_stride and y_stride apart; cos, sin [P, head_dim /
 // 2] fp32; positions [tokens] inside the table. `transpose` rotates the other way (the backward).
-// Parallel over tokens.
+// y may be x. Parallel over tokens.
 void rope(int64_t tokens,
           int64_t heads,
           int64_t head_dim,

@@ -16,6 +16,7 @@ namespace banyan::ops::detail {
 decltype(ops::rms_norm_forward) rms_norm_forward;
 decltype(ops::rms_norm_backward) rms_norm_backward;
 decltype(ops::rope_forward) rope_forward;
+decltype(ops::rope_forward_into) rope_forward_into;
 decltype(ops::rope_backward) rope_backward;
 decltype(ops::rope_backward_into) rope_backward_into;
 decltype(ops::swiglu_forward) swiglu_forward;
