@@ -139,7 +139,8 @@ void gemm_tile_portable(const RowTile& a,
                         bool add,
                         float* c,
                         int64_t ldc);
-// c [rows, columns] += a b for a tile that may stick out: rows <= a.rows, columns <= kPanel.
+// c [rows, columns] += a b for a tile that may stick out: rows <= a.rows <= kRowTile, columns <=
+// kPanel. With register tiles a whole panel takes any number of rows.
 void add_product(const RowTile& a,
                  const BFloat16* b,
                  int64_t depth,

@@ -109,22 +109,23 @@ void weight_gradient(const BFloat16* dy,
         }
       }
     });
-    // Nothing is compiled for register tiles, and they take any number of rows.
+    // Nothing is compiled for register tiles, and whole panels take any number of rows in them.
     const bool registers = has_register_tiles();
     const int64_t product_depth = registers ? round_up(n, 2) : depth;
-    const int64_t step = registers ? kBlockRows : kRowTile;
     for_each_item(divide_up(out, kBlockRows) * panels, [&](const auto& next) {
       for (int64_t item = next(); item >= 0; item = next()) {
         const int64_t first_row = item / panels * kBlockRows;
         const int64_t last_row = std::min(out, first_row + kBlockRows);
         const int64_t column = item % panels * kPanel;
+        const int64_t width = std::min(kPanel, in - column);
+        const int64_t step = registers && width == kPanel ? kBlockRows : kRowTile;
         for (int64_t row = first_row; row < last_row; row += step) {
           const int64_t height = std::min(step, last_row - row);
           add_product({dy_t + row * depth, depth, round_up(height, kRowStep)},
                       x_packed + column * depth,
                       product_depth,
                       height,
-                      std::min(kPanel, in - column),
+                      width,
                       grad + row * ld_grad + column,
                       ld_grad);
         }
