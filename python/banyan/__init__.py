@@ -13,7 +13,7 @@ import os
 from importlib import metadata
 from typing import Any
 
-# Threads that wait for each other spin for as long as lies between two ops of a step, some ten microseconds, then sleep.
+# Threads that wait for each other spin for as long as lies between ops of a step, tens of microseconds, then sleep.
 # OpenMP's default is to spin for milliseconds; where reward workers or other programs share the cores, the spinning
 # thread holds the core that the waited-for one needs, and a step takes many times as long. Read by the runtime when
 # torch is loaded.
