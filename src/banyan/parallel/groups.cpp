@@ -65,6 +65,13 @@ std::map<std::string, int64_t> sent_bytes(const Groups& groups) {
   return out;
 }
 
+std::map<std::string, int64_t> sent_bytes_since(const std::map<std::string, int64_t>& before,
+                                                const Groups& groups) {
+  std::map<std::string, int64_t> out = sent_bytes(groups);
+  for (const auto& [what, bytes] : before) out[what] -= bytes;
+  return out;
+}
+
 Collectives& gradient_ranks(Groups& groups) {
   return groups.context.is_alone() ? groups.data : groups.data_context;
 }

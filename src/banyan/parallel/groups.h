@@ -43,6 +43,9 @@ Groups make_groups(const Mesh& mesh, int64_t rank, const TransportOf& transport_
 
 // Bytes that this rank has sent since the start, by "group/operation": "tp/all_gather".
 std::map<std::string, int64_t> sent_bytes(const Groups& groups);
+// The same since `before`, an earlier sent_bytes of these groups.
+std::map<std::string, int64_t> sent_bytes_since(const std::map<std::string, int64_t>& before,
+                                                const Groups& groups);
 
 // The ranks that hold equal parts of the dense weights and add their gradients: `data`, or
 // `data_context` where that is more.

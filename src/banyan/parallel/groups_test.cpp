@@ -25,6 +25,13 @@ TEST(Groups, EachAxisSumsOverItsOwnRanks) {
     // Padded to four numbers of 8 bytes: two to the other rank, and two sums back.
     EXPECT_EQ(sent_bytes(groups).at("tp/all_to_all"), 16);
     EXPECT_EQ(sent_bytes(groups).at("dp/all_gather"), 16);
+    const auto before = sent_bytes(groups);
+    groups.data.all_reduce_sum(over_data);
+    groups.world.any(false);
+    const auto since = sent_bytes_since(before, groups);
+    EXPECT_EQ(since.at("tp/all_to_all"), 0);
+    EXPECT_EQ(since.at("dp/all_gather"), 16);
+    EXPECT_EQ(since.at("world/all_gather"), sent_bytes(groups).at("world/all_gather"));
   });
 }
 

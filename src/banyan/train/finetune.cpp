@@ -161,10 +161,8 @@ class FinetuneRun {
     metrics["perf/throughput"] = static_cast<double>(result.logical_tokens) /
                                  std::max(1e-9, metrics["timing_s/step"]) /
                                  static_cast<double>(ranks_.size());
-    for (const auto& [what, bytes] : parallel::sent_bytes(groups_)) {
-      const auto before = sent_before.find(what);
-      metrics["comm/" + what + "_bytes"] =
-          static_cast<double>(bytes - (before != sent_before.end() ? before->second : 0));
+    for (const auto& [what, bytes] : parallel::sent_bytes_since(sent_before, groups_)) {
+      metrics["comm/" + what + "_bytes"] = static_cast<double>(bytes);
     }
     finish(metrics);
   }

@@ -137,9 +137,7 @@ StepResult run_step(StepContext& context, int64_t step) {
   if (context.groups != nullptr) {
     out.num_processes = context.groups->world.size() + num_rollout_ranks(config);
     out.num_ranks = context.groups->data.size();
-    for (const auto& [what, bytes] : parallel::sent_bytes(*context.groups)) {
-      out.sent_bytes[what] = bytes - context.sent_before[what];
-    }
+    out.sent_bytes = parallel::sent_bytes_since(context.sent_before, *context.groups);
     out.state_bytes = most(out.state_bytes, context.groups->world);
     out.update_peak_bytes = most(out.update_peak_bytes, context.groups->world);
   }
