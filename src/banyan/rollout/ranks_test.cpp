@@ -166,42 +166,44 @@ TEST(RolloutRanks, TheLeastRoomDecides) {
   for (const Result& rank : got) expect_near(rank, wanted, 1e-5, "two ranks");
 }
 
-// Pages in host memory: what a spill costs is measured, and the first rank's measure decides.
+// Pages in host memory: what a spill costs is measured, and the first rank's measure decides. The
+// first pool has nothing to compare copies with; a pool that measured slow copies is tried again.
 TEST(RolloutRanks, SpillsAreThoseOfTheFirst) {
+  constexpr int64_t kMostPools = 20;
   const std::vector<Prompt> prompts = make_prompts(3, /*trunk=*/40, /*n=*/4);
   const SamplingParams params = long_params(110);
   const std::string config = model_config(4, 2);
   const auto one = load(config, at::kFloat, nullptr);
   const int64_t page = ops::KvPool::page_bytes(kLayers, 1, 16, one->options());
   const Result wanted = generate(*one, prompts, params);
+  struct Spills {
+    Result last;
+    int64_t num_pages = 0;
+    int64_t num_passes = 0;
+  };
   const auto got = over(2, [&](Groups& groups) {
     const auto model = load(config, at::kFloat, &groups);
     EngineOptions own;
     own.kv_bytes = 9 * page;
     own.host_kv_bytes = (groups.rollout_tensor.is_first() ? 30 : 20) * page;
     Engine engine(*model, own);
-    std::vector<Result> results(2);
-    std::vector<int64_t> spilled;
-    for (Result& result : results) {  // the second knows what the first has measured
-      const bool is_first = &result == &results[0];
-      engine.generate(prompts, is_first ? make_params(4) : params, [&](Trajectory&& t) {
-        const Key key{t.row, t.index};
-        result.trajectories.emplace(key, std::move(t));
-      });
-      spilled.push_back(engine.stats().counters.at("spilled_pages"));
+    generate(engine, prompts, make_params(4));
+    EXPECT_EQ(engine.stats().counters.at("spilled_pages"), 0);
+    Spills spills;
+    for (int64_t pool = 0; pool < kMostPools && spills.num_pages == 0; ++pool) {
+      spills.last = generate(engine, prompts, params);
+      spills.num_pages = engine.stats().counters.at("spilled_pages");
     }
-    EXPECT_EQ(spilled[0], 0);
-    results.push_back({});
-    results[2].stats.num_passes = engine.stats().counters.at("passes");
-    results[2].stats.num_preemptions = spilled[1];
-    return results;
+    spills.num_passes = engine.stats().counters.at("passes");
+    return spills;
   });
-  for (const std::vector<Result>& rank : got) {
+  for (const Spills& rank : got) {
     for (const auto& [key, trajectory] : wanted.trajectories) {
-      EXPECT_EQ(rank[1].trajectories.at(key).response, trajectory.response);
+      EXPECT_EQ(rank.last.trajectories.at(key).response, trajectory.response);
     }
-    EXPECT_EQ(rank[2].stats.num_passes, got[0][2].stats.num_passes);
-    EXPECT_EQ(rank[2].stats.num_preemptions, got[0][2].stats.num_preemptions);
+    EXPECT_GT(rank.num_pages, 0);
+    EXPECT_EQ(rank.num_pages, got[0].num_pages);
+    EXPECT_EQ(rank.num_passes, got[0].num_passes);
   }
 }
 
@@ -219,16 +221,9 @@ TEST(RolloutRanks, AbortSleepAndNewWeights) {
     Engine engine(*model, options);
     std::vector<Result> results;
     const auto run = [&](int64_t most_calls) {
-      Result& result = results.emplace_back();
       int64_t calls = 0;
-      result.stats = engine.generate(
-          prompts,
-          params,
-          [&](Trajectory&& t) {
-            const Key key{t.row, t.index};
-            result.trajectories.emplace(key, std::move(t));
-          },
-          [&] { return most_calls > 0 && ++calls > most_calls; });
+      results.push_back(generate(
+          engine, prompts, params, [&] { return most_calls > 0 && ++calls > most_calls; }));
     };
     run(/*most_calls=*/9);
     run(0);
@@ -262,15 +257,7 @@ TEST(RolloutRanks, ScoringByTheSameRanksAgrees) {
   const auto run = [&](Groups& groups) {
     const auto model = load(config, at::kBFloat16, &groups);
     const Result result = generate(*model, prompts, params);
-    std::vector<Sample> samples;
-    for (const auto& [key, t] : result.trajectories) {
-      Sample& sample = samples.emplace_back();
-      sample.uid = static_cast<int64_t>(samples.size());
-      sample.tokens = t.prompt;
-      sample.tokens.insert(sample.tokens.end(), t.response.begin(), t.response.end());
-      sample.scored.assign(t.prompt.size(), 0);
-      sample.scored.resize(sample.tokens.size(), 1);
-    }
+    const std::vector<Sample> samples = samples_of(result);
     const trie::Trie trie = trie::build(samples);
     trie::LogicalTokens logical;
     const trie::Edges edges = trie::edges_of(trie, samples, &logical);

@@ -70,12 +70,11 @@ struct Result {
   GenerateStats stats;
 };
 
-inline Result generate(models::CausalLM& model,
+// What one generate call of an engine hands over, checked.
+inline Result generate(Engine& engine,
                        const std::vector<Prompt>& prompts,
                        const SamplingParams& params,
-                       const EngineOptions& options = {},
                        const std::function<bool()>& should_stop = nullptr) {
-  Engine engine(model, options);
   Result result;
   result.stats = engine.generate(
       prompts,
@@ -95,6 +94,16 @@ inline Result generate(models::CausalLM& model,
   return result;
 }
 
+// The same of an engine of its own.
+inline Result generate(models::CausalLM& model,
+                       const std::vector<Prompt>& prompts,
+                       const SamplingParams& params,
+                       const EngineOptions& options = {},
+                       const std::function<bool()>& should_stop = nullptr) {
+  Engine engine(model, options);
+  return generate(engine, prompts, params, should_stop);
+}
+
 inline void expect_same(const Result& got, const Result& wanted, const std::string& what) {
   for (const auto& [key, trajectory] : got.trajectories) {
     const auto found = wanted.trajectories.find(key);
@@ -107,10 +116,8 @@ inline void expect_same(const Result& got, const Result& wanted, const std::stri
 
 inline at::Tensor ints(const std::vector<int32_t>& values) { return at::tensor(values, at::kInt); }
 
-// log_softmax(z / T) of every response token by a forward over the trie of all trajectories.
-inline std::map<Key, std::vector<float>> score(models::CausalLM& model,
-                                               const Result& result,
-                                               double temperature) {
+// Prompt and response of each, in the order of the keys; the response is scored.
+inline std::vector<Sample> samples_of(const Result& result) {
   std::vector<Sample> samples;
   for (const auto& [key, t] : result.trajectories) {
     Sample& sample = samples.emplace_back();
@@ -120,6 +127,14 @@ inline std::map<Key, std::vector<float>> score(models::CausalLM& model,
     sample.scored.assign(t.prompt.size(), 0);
     sample.scored.resize(sample.tokens.size(), 1);
   }
+  return samples;
+}
+
+// log_softmax(z / T) of every response token by a forward over the trie of all trajectories.
+inline std::map<Key, std::vector<float>> score(models::CausalLM& model,
+                                               const Result& result,
+                                               double temperature) {
+  const std::vector<Sample> samples = samples_of(result);
   const trie::Trie trie = trie::build(samples);
   trie::LogicalTokens logical;
   const trie::Edges edges = trie::edges_of(trie, samples, &logical);
