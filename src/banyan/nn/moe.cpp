@@ -200,24 +200,29 @@ at::Tensor Moe::backward(const LayerContext& context, const at::Tensor& dy, Save
       dh, saved.x, norm_.compute(), norm_eps_, norm_.grad(), options_, dy);
 }
 
+parallel::ExpertExchange Moe::empty_exchange() const {
+  return exchange_of(std::vector<int64_t>(moe_.num_experts + 1, 0));
+}
+
+at::Tensor Moe::no_rows() const {
+  return at::empty({0, gate_.compute().in},
+                   at::TensorOptions(options_.dtype).device(options_.device));
+}
+
 // No rows of this rank's: the others' pass through the experts here.
 void Moe::idle_forward() const {
   if (!sends_rows()) return;
-  const parallel::ExpertExchange exchange =
-      exchange_of(std::vector<int64_t>(moe_.num_experts + 1, 0));
-  const at::Tensor none =
-      at::empty({0, gate_.compute().in}, at::TensorOptions(options_.dtype).device(options_.device));
+  const parallel::ExpertExchange exchange = empty_exchange();
+  const at::Tensor none = no_rows();
   exchange.to_tokens(experts_forward(exchange.to_experts(none), exchange.offsets(), nullptr));
 }
 
 void Moe::idle_backward() {
   if (!sends_rows()) return;
-  const parallel::ExpertExchange exchange =
-      exchange_of(std::vector<int64_t>(moe_.num_experts + 1, 0));
-  const auto like = at::TensorOptions(options_.device);
-  const at::Tensor none = at::empty({0, gate_.compute().in}, like.dtype(options_.dtype));
-  const at::Tensor weight =
-      at::empty({0}, like.dtype(options_.dtype == at::kDouble ? at::kDouble : at::kFloat));
+  const parallel::ExpertExchange exchange = empty_exchange();
+  const at::Tensor none = no_rows();
+  const at::Tensor weight = at::empty(
+      {0}, none.options().dtype(options_.dtype == at::kDouble ? at::kDouble : at::kFloat));
   const Rows own{exchange.to_experts(none), exchange.to_experts(none), exchange.to_experts(weight)};
   const RowGradients grads = experts_backward(own, exchange.offsets(), {});
   exchange.to_tokens(grads.h);

@@ -72,6 +72,9 @@ class Moe final : public FeedForward {
   parallel::ExpertExchange exchange_of(const std::vector<int64_t>& offsets) const {
     return {*moe_.ranks, offsets, moe_.parts};
   }
+  // What a rank without tokens sends: an exchange of nothing, and its rows [0, E].
+  parallel::ExpertExchange empty_exchange() const;
+  at::Tensor no_rows() const;
   ops::ExpertWeights compute_of(const std::vector<std::unique_ptr<Weight>>& weights) const;
 
   // Rows [R, E] of the experts held here, sorted by expert, through them; `gate_up` is left there
