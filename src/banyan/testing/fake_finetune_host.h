@@ -11,6 +11,26 @@
 
 namespace banyan::testing {
 
+// Rows of unequal lengths on common trunks; a row has one sample (SFT) or two, a
+// pair of answers to one question. Some leave a token out of the loss.
+inline std::vector<train::Example> finetune_rows(int32_t count, int32_t num_samples) {
+  std::vector<train::Example> out;
+  for (int32_t row = 0; row < count; ++row) {
+    train::Example& example = out.emplace_back();
+    for (int32_t k = 0; k < num_samples; ++k) {
+      Sample sample;
+      sample.tokens = {7, 8, 9, 10 + row % 3};
+      sample.scored.assign(4, 0);
+      for (int32_t t = 0; t < 2 + (row * 3 + k) % 7; ++t) {
+        sample.tokens.push_back(20 + (row * 5 + k * 11 + t) % 60);
+        sample.scored.push_back(t == 1 && row % 4 == 0 ? 0 : 1);
+      }
+      example.push_back(sample);
+    }
+  }
+  return out;
+}
+
 class FakeFinetuneHost final : public train::FinetuneHost {
  public:
   FakeFinetuneHost(std::vector<train::Example> train, std::vector<train::Example> validation)

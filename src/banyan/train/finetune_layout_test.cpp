@@ -21,6 +21,7 @@ namespace banyan::train {
 namespace {
 
 using banyan::testing::FakeFinetuneHost;
+using banyan::testing::finetune_rows;
 using banyan::testing::relative;
 using banyan::testing::ScratchDir;
 
@@ -102,25 +103,6 @@ FinetuneConfig config_of(const ScratchDir& scratch,
   return config;
 }
 
-// Rows of unequal lengths on common trunks; a pair is two answers to one question.
-std::vector<Example> rows(int32_t count, int32_t num_samples) {
-  std::vector<Example> out;
-  for (int32_t row = 0; row < count; ++row) {
-    Example& example = out.emplace_back();
-    for (int32_t k = 0; k < num_samples; ++k) {
-      Sample sample;
-      sample.tokens = {7, 8, 9, 10 + row % 3};
-      sample.scored.assign(4, 0);
-      for (int32_t t = 0; t < 2 + (row * 3 + k) % 7; ++t) {
-        sample.tokens.push_back(20 + (row * 5 + k * 11 + t) % 60);
-        sample.scored.push_back(t == 1 && row % 4 == 0 ? 0 : 1);
-      }
-      example.push_back(sample);
-    }
-  }
-  return out;
-}
-
 using Logged = std::map<int64_t, Metrics>;
 
 // [ranks]
@@ -128,7 +110,7 @@ std::vector<Logged> run_over(int64_t size, const FinetuneConfig& config) {
   std::vector<Logged> logged(size);
   const int32_t samples = config.preference ? 2 : 1;
   const auto run = [&](parallel::Groups* groups, Logged& into) {
-    FakeFinetuneHost host(rows(10, samples), rows(3, samples));
+    FakeFinetuneHost host(finetune_rows(10, samples), finetune_rows(3, samples));
     finetune(config, host, groups);
     into = host.logged;
   };

@@ -15,6 +15,7 @@ namespace banyan::train {
 namespace {
 
 using banyan::testing::FakeFinetuneHost;
+using banyan::testing::finetune_rows;
 using banyan::testing::masters;
 using banyan::testing::ScratchDir;
 
@@ -32,29 +33,10 @@ FinetuneConfig tiny(const std::string& model, const std::string& run) {
   return config;
 }
 
-// Rows of unequal lengths; a row has one sample (SFT) or two.
-std::vector<Example> rows(int32_t count, int32_t num_samples) {
-  std::vector<Example> out;
-  for (int32_t row = 0; row < count; ++row) {
-    Example& example = out.emplace_back();
-    for (int32_t k = 0; k < num_samples; ++k) {
-      Sample sample;
-      sample.tokens = {7, 8, 9, 10 + row % 3};
-      sample.scored.assign(4, 0);
-      for (int32_t t = 0; t < 1 + (row * 3 + k) % 7; ++t) {
-        sample.tokens.push_back(20 + (row * 5 + k * 11 + t) % 60);
-        sample.scored.push_back(1);
-      }
-      example.push_back(sample);
-    }
-  }
-  return out;
-}
-
 std::map<std::string, at::Tensor> run_on(int64_t size, FinetuneConfig config, int32_t num_samples) {
   std::vector<std::map<int64_t, Metrics>> logged(size);
   testing::run_ranks(size, [&](parallel::Collectives& ranks) {
-    FakeFinetuneHost host(rows(10, num_samples), rows(3, num_samples));
+    FakeFinetuneHost host(finetune_rows(10, num_samples), finetune_rows(3, num_samples));
     parallel::Groups groups = parallel::data_parallel(ranks);
     finetune(config, host, &groups);
     logged[ranks.rank()] = host.logged;
@@ -79,7 +61,7 @@ TEST(FinetuneRanks, ARunEqualsThatOfOneProcess) {
   for (const bool pairs : {false, true}) {
     FinetuneConfig config = tiny(model, scratch / (pairs ? "one-dpo" : "one"));
     if (pairs) config.preference = testing::tiny_preference("dpo");
-    FakeFinetuneHost host(rows(10, pairs ? 2 : 1), rows(3, pairs ? 2 : 1));
+    FakeFinetuneHost host(finetune_rows(10, pairs ? 2 : 1), finetune_rows(3, pairs ? 2 : 1));
     finetune(config, host);
     const auto wanted = masters(config.trainer.default_local_dir + "/global_step_4");
     for (const int64_t size : {2, 8}) {  // eight: some ranks have no row
@@ -99,12 +81,12 @@ TEST(FinetuneRanks, EachRowGoesToOneRank) {
   testing::run_ranks(3, [&](parallel::Collectives& ranks) {
     std::vector<int64_t> all(10);
     std::iota(all.begin(), all.end(), int64_t{0});
-    const RowsOfRank own = spread_rows(all, rows(10, 1), ranks);
+    const RowsOfRank own = spread_rows(all, finetune_rows(10, 1), ranks);
     ASSERT_EQ(own.rows.size(), own.examples.size());
     const std::lock_guard lock(mutex);
     for (size_t k = 0; k < own.rows.size(); ++k) {
       ++seen[own.rows[k]];
-      EXPECT_EQ(own.examples[k][0].tokens, rows(10, 1)[own.rows[k]][0].tokens);
+      EXPECT_EQ(own.examples[k][0].tokens, finetune_rows(10, 1)[own.rows[k]][0].tokens);
     }
   });
   for (const int count : seen) EXPECT_EQ(count, 1);

@@ -272,14 +272,8 @@ TEST(TensorRanks, SizesThatCannotBeCutAreRefusedByName) {
 // Three steps with a reference and a critic; then one more from the checkpoint, under another cut.
 TEST(TensorRanks, ARunEqualsThatOfOneProcessAndResumesUnderAnyCut) {
   const ScratchDir scratch("tensor-run");
-  Config config = testing::tiny_config(testing::write_tiny_model(scratch), scratch / "one");
-  config.rollout.dtype = "float32";
-  config.actor.use_kl_loss = true;
-  config.algorithm.adv_estimator = "gae";
-  config.actor.ppo_mini_batch_size = 2;
-  config.actor.optim.lr = config.critic.optim.lr = 1e-3;
+  Config config = testing::layout_config(scratch, testing::tiny_config_json());
   config.trainer.total_training_steps = 3;
-  config.trainer.test_freq = 2;
   const testing::Ended one = testing::run_layout(1, config)[0];
   const Named wanted = testing::masters(scratch / "one/global_step_3");
 
