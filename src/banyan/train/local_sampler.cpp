@@ -99,10 +99,17 @@ void LocalSampler::fill() {
   });
 }
 
+bool LocalSampler::drops_weights() const {
+  return config_.rollout.enable_sleep_mode && config_.rollout.free_cache_engine;
+}
+
 // A second copy of the weights that only generates takes no memory in an update.
 void LocalSampler::rest() {
-  const RolloutConfig& rollout = config_.rollout;
-  if (filled_ && rollout.enable_sleep_mode && rollout.free_cache_engine) filled_->drop();
+  if (filled_ && drops_weights()) filled_->drop();
+}
+
+int64_t LocalSampler::coming_bytes() const {
+  return filled_ && !filled_->are_there() && !drops_weights() ? filled_->num_bytes() : 0;
 }
 
 }  // namespace banyan::train

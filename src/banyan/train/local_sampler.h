@@ -29,12 +29,14 @@ class LocalSampler final : public Sampler {
   RolloutResult validation(int64_t step) override;
   SamplerState state() override;
   bool should_stop() override;
+  int64_t coming_bytes() const override;
 
  private:
   Generation generation();
   void hand_over_weights(int64_t version);
   void fill();
   void rest();
+  bool drops_weights() const;
 
   const Config& config_;
   Host& host_;

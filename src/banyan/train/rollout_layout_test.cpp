@@ -8,6 +8,8 @@
 #include <set>
 
 #include "banyan/testing/layout_run.h"
+#include "banyan/train/local_sampler.h"
+#include "banyan/train/sharded_model.h"
 #include "banyan/train/trainer_mode.h"
 
 namespace banyan::train {
@@ -308,6 +310,35 @@ TEST(RolloutLayout, SizesThatDoNotGoTogetherAreRefusedByName) {
               std::string::npos)
         << text;
   }
+}
+
+// The trainer's token budget counts on it.
+TEST(RolloutLayout, ASecondModelThatStaysSaysWhatItWillTake) {
+  const ScratchDir scratch("rollout-layout-bytes");
+  Config config = layout_config(scratch);
+  const auto coming = [&](bool in_parts, bool frees) {
+    config.rollout.free_cache_engine = frees;
+    Sharding sharding;
+    sharding.cuts_weights = in_parts;
+    int64_t bytes = -1;
+    testing::run_mesh(2, {}, [&](parallel::Groups& groups) {
+      testing::FakeHost host(testing::tiny_prompts(), testing::thirds);
+      std::unique_ptr<parallel::Fsdp> fsdp;
+      const auto actor =
+          load_sharded(config.model.path, {{.dtype = at::kBFloat16}, true}, sharding, groups, fsdp);
+      const GeneratorFactory none;
+      const LocalSampler sampler(config, host, none, groups, *actor, fsdp.get());
+      if (groups.world.is_first()) bytes = sampler.coming_bytes();
+    });
+    return bytes;
+  };
+  const auto whole = models::load_model(config.model.path, {{.dtype = at::kFloat}, false});
+  const int64_t numbers = whole->params().num_elements();
+  EXPECT_EQ(coming(/*in_parts=*/true, /*frees=*/false), 4 * numbers);
+  EXPECT_EQ(coming(/*in_parts=*/true, /*frees=*/true), 0);
+  EXPECT_EQ(coming(/*in_parts=*/false, /*frees=*/false), 0);
+  config.rollout.dtype = "bfloat16";
+  EXPECT_EQ(coming(/*in_parts=*/true, /*frees=*/false), 2 * numbers);
 }
 
 }  // namespace banyan::train

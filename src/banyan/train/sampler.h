@@ -45,6 +45,8 @@ class Sampler {
   virtual std::string ahead() { return ""; }
   // True once the user asked one of the ranks to stop.
   virtual bool should_stop() = 0;
+  // Memory that it takes for the first batch and keeps from then on, beside the engine's pool.
+  virtual int64_t coming_bytes() const { return 0; }
   // Nothing is asked for any more.
   virtual void end() {}
 

@@ -125,6 +125,10 @@ FilledWeights::FilledWeights(models::CausalLM& model) : table_(model.params()) {
   for (int64_t unit = 0; unit < table_.num_units(); ++unit) {
     units_.emplace_back(table_, unit);
   }
+  const auto element = static_cast<int64_t>(c10::elementSize(model.options().dtype));
+  for (const Param& param : table_.params()) {
+    num_bytes_ += param.is_form ? param.master.nbytes() : param.master.numel() * element;
+  }
   drop();
 }
 

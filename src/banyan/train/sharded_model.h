@@ -62,6 +62,8 @@ class FilledWeights {
   // `model` is borrowed, and its weights go.
   explicit FilledWeights(models::CausalLM& model);
   bool are_there() const { return are_there_; }
+  // What they take while they are there.
+  int64_t num_bytes() const { return num_bytes_; }
   void fill(parallel::Fsdp& from);  // (all ranks) of a whole model
   // From whole tensors: `each` hands them out, all of them and in any order; the model keeps its
   // part. Units whose tensors follow one another never lie there as masters together.
@@ -72,6 +74,7 @@ class FilledWeights {
  private:
   ParamTable& table_;
   std::vector<parallel::UnitWeights> units_;
+  int64_t num_bytes_ = 0;
   bool are_there_ = true;
 };
 

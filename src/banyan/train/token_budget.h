@@ -18,8 +18,9 @@ namespace banyan::train {
 
 // What a run takes beside the activations, once it goes.
 struct MemoryLeft {
-  int64_t free_bytes = 0;      // could be taken now; 0: unknown
-  int64_t reserved_bytes = 0;  // gradients and moments that are not there yet, a KV pool that stays
+  int64_t free_bytes = 0;  // could be taken now; 0: unknown
+  // Gradients and moments that are not there yet, a KV pool and a second model that stay.
+  int64_t reserved_bytes = 0;
 };
 
 // Of the machine or its control group, for a CPU; of the accelerator else.

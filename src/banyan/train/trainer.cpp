@@ -193,6 +193,7 @@ class Run {
       left.reserved_bytes = static_cast<int64_t>(rollout.gpu_memory_utilization *
                                                  static_cast<double>(left.free_bytes));
     }
+    left.reserved_bytes += sampler_->coming_bytes();
     left.reserved_bytes += coming_bytes(*actor_, /*with_moments=*/step_ == 0);
     if (critic_) left.reserved_bytes += coming_bytes(critic_->model(), step_ == 0);
     const auto choose = [&](const char* role,
