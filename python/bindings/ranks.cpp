@@ -12,6 +12,8 @@
 namespace banyan::bindings {
 namespace {
 
+constexpr const char* kFinetunes = "finetunes";  // the shape's one word that is no size
+
 std::map<std::string, int64_t*> sizes_of(parallel::MeshShape& shape) {
   return {{"tp", &shape.tp},
           {"cp", &shape.cp},
@@ -30,6 +32,10 @@ parallel::MeshShape mesh_shape_from(const py::dict& sizes) {
   parallel::MeshShape shape;
   const std::map<std::string, int64_t*> fields = sizes_of(shape);
   for (const auto& [name, size] : sizes) {
+    if (name.cast<std::string>() == kFinetunes) {
+      shape.finetunes = size.cast<bool>();
+      continue;
+    }
     const auto field = fields.find(name.cast<std::string>());
     BANYAN_CHECK(
         field != fields.end(),
@@ -45,6 +51,7 @@ py::dict to_dict(const parallel::MeshShape& shape) {
   parallel::MeshShape copy = shape;
   py::dict out;
   for (const auto& [name, size] : sizes_of(copy)) out[name.c_str()] = *size;
+  if (shape.finetunes) out[kFinetunes] = true;
   return out;
 }
 

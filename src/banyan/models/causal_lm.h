@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -190,6 +191,17 @@ struct LoadOptions {
 // Loads an HF directory: config.json and safetensors (sharded or not). Throws FileError naming
 // file, tensor and reason; a missing or unexpected tensor name is an error that lists them all.
 std::unique_ptr<CausalLM> load_model(const std::string& directory, const LoadOptions& options);
+
+// Ranks over which a model is cut.
+struct CutSizes {
+  int64_t tensor = 1;
+  int64_t experts = 1;
+  std::optional<int64_t> expert_tensor = {};  // null: experts are cut as the rest of a layer
+};
+
+// Throws [config] naming the actor's key of a size that the model in `directory` cannot be cut by,
+// as loading its parts would. Reads config.json alone.
+void check_cut(const std::string& directory, const CutSizes& sizes);
 
 // A model of the given config.json text with normal(0, initializer_range) weights, for tests and
 // `doctor`.

@@ -35,13 +35,7 @@ std::unique_ptr<parallel::TensorParallel> cut_of(const nn::DecoderOptions& shape
   return std::make_unique<parallel::TensorParallel>(
       *options.tensor,
       options.sequence_parallel,
-      parallel::DecoderSizes{
-          .heads = shape.heads,
-          .kv_heads = shape.kv_heads,
-          .head_dim = shape.head_dim,
-          .intermediate = shape.intermediate,
-          .expert_intermediate = shape.moe.parts == nullptr ? shape.moe.intermediate : 0,
-          .vocab = shape.vocab});
+      sizes_of(shape, /*cuts_experts=*/shape.moe.parts == nullptr));
 }
 
 std::unique_ptr<parallel::PipelineStage> stage_of(const nn::DecoderOptions& shape,
@@ -93,6 +87,15 @@ parallel::Collectives* ranks_in_step(const nn::DecoderOptions& shape, const Load
 }
 
 }  // namespace
+
+parallel::DecoderSizes sizes_of(const nn::DecoderOptions& shape, bool cuts_experts) {
+  return {.heads = shape.heads,
+          .kv_heads = shape.kv_heads,
+          .head_dim = shape.head_dim,
+          .intermediate = shape.intermediate,
+          .expert_intermediate = cuts_experts ? shape.moe.intermediate : 0,
+          .vocab = shape.vocab};
+}
 
 DecoderLM::DecoderLM(const std::string& architecture,
                      const nn::DecoderOptions& shape,

@@ -11,6 +11,9 @@
 
 namespace banyan::models {
 
+// Of the whole decoder; `cuts_experts`: each as the rest of a layer.
+parallel::DecoderSizes sizes_of(const nn::DecoderOptions& shape, bool cuts_experts);
+
 class DecoderLM final : public CausalLM {
  public:
   DecoderLM(const std::string& architecture,

@@ -16,6 +16,32 @@
 namespace banyan::models {
 namespace {
 
+constexpr const char* kMegatron = "actor_rollout_ref.actor.megatron.";
+
+// Experts dealt out over `num_ranks`, with each in `num_parts`.
+void check_experts(const nn::DecoderOptions& shape, int64_t num_ranks, int64_t num_parts) {
+  const bool has_experts = shape.num_moe_layers() > 0;
+  BANYAN_CHECK(num_ranks == 1 || has_experts,
+               "[config] ",
+               kMegatron,
+               "expert_model_parallel_size: wanted 1 for a model without experts, got ",
+               num_ranks);
+  BANYAN_CHECK(num_ranks == 1 || shape.moe.num_experts % num_ranks == 0,
+               "[config] ",
+               kMegatron,
+               "expert_model_parallel_size: wanted a divisor of the model's ",
+               shape.moe.num_experts,
+               " experts, got ",
+               num_ranks);
+  BANYAN_CHECK(!has_experts || shape.moe.intermediate >= num_parts,
+               "[config] ",
+               kMegatron,
+               "expert_tensor_parallel_size: wanted at most moe_intermediate_size (",
+               shape.moe.intermediate,
+               "), got ",
+               num_parts);
+}
+
 // The structure under `options`: a value head has a bias if the files hold one; a new head has it
 // on demand.
 nn::DecoderOptions with_head(nn::DecoderOptions shape,
@@ -25,24 +51,11 @@ nn::DecoderOptions with_head(nn::DecoderOptions shape,
   shape.head = options.head;
   shape.value_bias = has_weight ? has_bias : options.head_bias;
   shape.moe.router_in_double = options.router_in_double;
-  if (!parallel::is_alone(options.experts)) {
-    BANYAN_CHECK(
-        shape.num_moe_layers() > 0,
-        "[parallel] expert_model_parallel_size: wanted 1 for a model without experts, got ",
-        options.experts->size());
-    BANYAN_CHECK(shape.moe.num_experts % options.experts->size() == 0,
-                 "[parallel] expert_model_parallel_size: wanted a divisor of the model's ",
-                 shape.moe.num_experts,
-                 " experts, got ",
-                 options.experts->size());
-    shape.moe.ranks = options.experts;
-  }
-  if (options.expert_tensor != nullptr && shape.num_moe_layers() > 0) {
-    BANYAN_CHECK(shape.moe.intermediate >= options.expert_tensor->size(),
-                 "[parallel] expert_tensor_parallel_size: wanted at most moe_intermediate_size (",
-                 shape.moe.intermediate,
-                 "), got ",
-                 options.expert_tensor->size());
+  const bool has_experts = shape.num_moe_layers() > 0;
+  const auto size = [](parallel::Collectives* ranks) { return ranks ? ranks->size() : 1; };
+  check_experts(shape, size(options.experts), size(options.expert_tensor));
+  if (!parallel::is_alone(options.experts)) shape.moe.ranks = options.experts;
+  if (options.expert_tensor != nullptr && has_experts) {
     shape.moe.ranks = options.experts;
     shape.moe.parts = options.expert_tensor;
   }
@@ -83,6 +96,14 @@ void init_value_head(double std, uint64_t seed, CausalLM& model) {
 }
 
 }  // namespace
+
+void check_cut(const std::string& directory, const CutSizes& sizes) {
+  const std::string where = directory + "/config.json";
+  const nn::DecoderOptions shape = detail::read_options({io::read_text(where), where}, where);
+  check_experts(shape, sizes.experts, sizes.expert_tensor.value_or(1));
+  if (sizes.tensor == 1) return;
+  parallel::check_cut(sizes_of(shape, /*cuts_experts=*/!sizes.expert_tensor), sizes.tensor);
+}
 
 std::unique_ptr<CausalLM> load_model(const std::string& directory, const LoadOptions& options) {
   const std::string where = directory + "/config.json";

@@ -29,9 +29,27 @@ constexpr std::array<const char*, kNumAxes> kNames = {"world",
                                                       "rollout_tp",
                                                       "rollout_ep"};
 
-void check_divides(int64_t world_size, int64_t product, const char* names) {
+struct Size {
+  int64_t value;
+  const char* key;
+};
+
+std::string key_of(const MeshShape& shape, const char* key) {
+  return (shape.finetunes ? "engine." : "actor_rollout_ref.actor.megatron.") + std::string(key);
+}
+
+// The product of some sizes divides the processes. Named are those that are more than one.
+void check_divides(int64_t world_size, const MeshShape& shape, std::initializer_list<Size> sizes) {
+  int64_t product = 1;
+  std::string names;
+  for (const Size& size : sizes) {
+    const std::string key = key_of(shape, size.key);
+    BANYAN_CHECK(size.value >= 1, "[config] ", key, ": wanted >= 1, got ", size.value);
+    product *= size.value;
+    if (size.value > 1) names += (names.empty() ? "" : " x ") + key;
+  }
   BANYAN_CHECK(world_size % product == 0,
-               "[parallel] ",
+               "[config] ",
                names,
                ": wanted a divisor of the number of processes (",
                world_size,
@@ -47,32 +65,37 @@ Mesh::Mesh(int64_t num_processes, const MeshShape& shape)
     : num_processes_(num_processes), world_size_(num_processes - shape.rollout), shape_(shape) {
   BANYAN_CHECK(num_processes >= 1, "[parallel] processes: wanted >= 1, got ", num_processes);
   BANYAN_CHECK(world_size_ >= 1,
-               "[parallel] ranks that only generate (actor_rollout_ref.rollout.nnodes x "
-               "n_gpus_per_node): wanted fewer than the processes (",
+               "[config] actor_rollout_ref.rollout.nnodes x n_gpus_per_node: wanted fewer than the "
+               "processes (",
                num_processes,
                "), got ",
                shape.rollout);
   const int64_t world_size = world_size_;
-  for (const int64_t size : {shape.tp, shape.cp, shape.ep, shape.pp, shape.etp}) {
-    BANYAN_CHECK(size >= 1, "[parallel] size of an axis: wanted >= 1, got ", size);
-  }
-  check_divides(
-      world_size, shape.tp * shape.cp * shape.pp, "tensor x context x pipeline parallel size");
+  const Size stages = {shape.pp, "pipeline_model_parallel_size"};
   check_divides(world_size,
-                shape.etp * shape.ep * shape.pp,
-                "expert tensor x expert x pipeline parallel size");
+                shape,
+                {{shape.tp, "tensor_model_parallel_size"},
+                 {shape.cp, "context_parallel_size (or ulysses_sequence_parallel_size)"},
+                 stages});
+  check_divides(world_size,
+                shape,
+                {{shape.etp, "expert_tensor_parallel_size"},
+                 {shape.ep, "expert_model_parallel_size"},
+                 stages});
   dp_ = world_size / (shape.tp * shape.cp * shape.pp);
   edp_ = world_size / (shape.etp * shape.ep * shape.pp);
   if (shape_.shard <= 0 || shape_.shard > dp_ * shape.cp) shape_.shard = dp_ * shape.cp;
   BANYAN_CHECK(dp_ * shape.cp % shape_.shard == 0,
-               "[parallel] fsdp_size: wanted a divisor of data x context parallel size (",
+               "[config] ",
+               shape.finetunes ? "engine." : "actor_rollout_ref.actor.fsdp_config.",
+               "fsdp_size: wanted a divisor of data x context parallel size (",
                dp_ * shape.cp,
                "), got ",
                shape_.shard);
   const int64_t generating = shape.rollout > 0 ? shape.rollout : world_size;
   const auto check_neighbours = [&](const char* key, int64_t size) {
     BANYAN_CHECK(size >= 1 && generating % size == 0,
-                 "[parallel] actor_rollout_ref.rollout.",
+                 "[config] actor_rollout_ref.rollout.",
                  key,
                  ": wanted a divisor of the number of processes that generate (",
                  generating,

@@ -29,6 +29,7 @@ struct MeshShape {
   // that share its experts (1, or all ranks of one replica).
   int64_t rollout_tp = 1;
   int64_t rollout_ep = 1;
+  bool finetunes = false;  // messages name the keys of engine in the place of the actor's
 };
 
 enum class Axis : uint8_t {
@@ -62,7 +63,8 @@ struct MeshGroup {
 
 class Mesh {
  public:
-  // Throws [parallel] naming the sizes where they do not divide the number of ranks that train.
+  // Throws [config] naming the keys of the sizes where they do not divide the number of ranks that
+  // train.
   Mesh(int64_t num_processes, const MeshShape& shape);
 
   int64_t size(Axis axis) const;

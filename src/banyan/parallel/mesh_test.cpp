@@ -157,22 +157,39 @@ TEST(Mesh, DataParallelRanksShareOneGroup) {
 }
 
 TEST(Mesh, SizesThatDoNotFitAreNamed) {
-  EXPECT_EQ(message_of(6, {.tp = 4}),
-            "[parallel] tensor x context x pipeline parallel size: wanted a divisor of the number "
-            "of processes (6), got 4");
-  EXPECT_EQ(message_of(6, {.ep = 4}),
-            "[parallel] expert tensor x expert x pipeline parallel size: wanted a divisor of the "
-            "number of processes (6), got 4");
+  const std::string megatron = "[config] actor_rollout_ref.actor.megatron.";
+  EXPECT_EQ(
+      message_of(6, {.tp = 4}),
+      megatron +
+          "tensor_model_parallel_size: wanted a divisor of the number of processes (6), got 4");
+  EXPECT_EQ(message_of(6, {.cp = 2, .pp = 2}),
+            megatron +
+                "context_parallel_size (or ulysses_sequence_parallel_size) x actor_rollout_ref."
+                "actor.megatron.pipeline_model_parallel_size: wanted a divisor of the number of "
+                "processes (6), got 4");
+  EXPECT_EQ(
+      message_of(6, {.ep = 4}),
+      megatron +
+          "expert_model_parallel_size: wanted a divisor of the number of processes (6), got 4");
+  EXPECT_EQ(message_of(6, {.tp = 4, .finetunes = true}),
+            "[config] engine.tensor_model_parallel_size: wanted a divisor of the number of "
+            "processes (6), got 4");
+  EXPECT_EQ(message_of(6, {.pp = 0}),
+            megatron + "pipeline_model_parallel_size: wanted >= 1, got 0");
   EXPECT_EQ(message_of(8, {.shard = 3}),
-            "[parallel] fsdp_size: wanted a divisor of data x context parallel size (8), got 3");
+            "[config] actor_rollout_ref.actor.fsdp_config.fsdp_size: wanted a divisor of data x "
+            "context parallel size (8), got 3");
+  EXPECT_EQ(message_of(8, {.shard = 3, .finetunes = true}),
+            "[config] engine.fsdp_size: wanted a divisor of data x context parallel size (8), got "
+            "3");
   EXPECT_EQ(message_of(2, {.rollout = 2}),
-            "[parallel] ranks that only generate (actor_rollout_ref.rollout.nnodes x "
-            "n_gpus_per_node): wanted fewer than the processes (2), got 2");
+            "[config] actor_rollout_ref.rollout.nnodes x n_gpus_per_node: wanted fewer than the "
+            "processes (2), got 2");
   EXPECT_EQ(message_of(6, {.rollout_tp = 4}),
-            "[parallel] actor_rollout_ref.rollout.tensor_model_parallel_size: wanted a divisor of "
+            "[config] actor_rollout_ref.rollout.tensor_model_parallel_size: wanted a divisor of "
             "the number of processes that generate (6), got 4");
   EXPECT_EQ(message_of(6, {.rollout = 3, .rollout_ep = 2}),
-            "[parallel] actor_rollout_ref.rollout.expert_parallel_size: wanted a divisor of the "
+            "[config] actor_rollout_ref.rollout.expert_parallel_size: wanted a divisor of the "
             "number of processes that generate (3), got 2");
   EXPECT_EQ(message_of(0, {}), "[parallel] processes: wanted >= 1, got 0");
 }

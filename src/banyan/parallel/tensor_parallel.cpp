@@ -15,6 +15,8 @@
 namespace banyan::parallel {
 namespace {
 
+constexpr const char* kSize = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size";
+
 bool is_one_of(const std::string& name, std::initializer_list<std::string_view> ends) {
   return std::any_of(
       ends.begin(), ends.end(), [&](std::string_view end) { return name.ends_with(end); });
@@ -31,13 +33,8 @@ bool is_kv_projection(const std::string& name) {
 bool is_expert(const std::string& name) { return name.find(".mlp.experts.") != std::string::npos; }
 
 void check_enough(const char* what, int64_t have, int64_t ranks) {
-  BANYAN_CHECK(have >= ranks,
-               "[parallel] tensor_model_parallel_size: wanted at most ",
-               what,
-               " (",
-               have,
-               "), got ",
-               ranks);
+  BANYAN_CHECK(
+      have >= ranks, "[config] ", kSize, ": wanted at most ", what, " (", have, "), got ", ranks);
 }
 
 // Rows [rows, E] with zeros behind them.
@@ -54,25 +51,31 @@ Part even_part(int64_t whole, int64_t size, int64_t rank) {
   return {rank * least + std::min(rank, longer), least + (rank < longer ? 1 : 0)};
 }
 
+void check_cut(const DecoderSizes& whole, int64_t num_ranks) {
+  check_enough("intermediate_size", whole.intermediate, num_ranks);
+  check_enough("vocab_size", whole.vocab, num_ranks);
+  if (whole.expert_intermediate > 0) {
+    check_enough("moe_intermediate_size", whole.expert_intermediate, num_ranks);
+  }
+  if (whole.kv_heads >= num_ranks) return;
+  check_enough("num_attention_heads", whole.heads, num_ranks);
+  BANYAN_CHECK(num_ranks % whole.kv_heads == 0,
+               "[config] ",
+               kSize,
+               ": wanted a multiple of num_key_value_heads (",
+               whole.kv_heads,
+               ") or at most that many, got ",
+               num_ranks);
+}
+
 TensorParallel::TensorParallel(Collectives& ranks,
                                bool sequence_parallel,
                                const DecoderSizes& whole)
     : ranks_(&ranks), sequence_(sequence_parallel), whole_(whole) {
+  check_cut(whole, ranks.size());
   const int64_t size = ranks.size();
-  check_enough("intermediate_size", whole.intermediate, size);
-  check_enough("vocab_size", whole.vocab, size);
-  if (whole.expert_intermediate > 0) {
-    check_enough("moe_intermediate_size", whole.expert_intermediate, size);
-  }
   const int64_t queries = whole.heads / whole.kv_heads;  // per kv head
   if (shares_kv_heads()) {
-    check_enough("num_attention_heads", whole.heads, size);
-    BANYAN_CHECK(size % whole.kv_heads == 0,
-                 "[parallel] tensor_model_parallel_size: wanted a multiple of "
-                 "num_key_value_heads (",
-                 whole.kv_heads,
-                 ") or at most that many, got ",
-                 size);
     const int64_t copies = size / whole.kv_heads;
     kv_heads_ = {ranks.rank() / copies, 1};
     heads_ = even_part(queries, copies, ranks.rank() % copies);

@@ -48,9 +48,12 @@ struct DecoderSizes {
   int64_t vocab = 0;
 };
 
+// Throws [config] naming the actor's key and the size that cannot be cut over `num_ranks`.
+void check_cut(const DecoderSizes& whole, int64_t num_ranks);
+
 class TensorParallel {
  public:
-  // `ranks` is borrowed. Throws [parallel] naming the size that cannot be cut.
+  // `ranks` is borrowed. Throws as check_cut.
   TensorParallel(Collectives& ranks, bool sequence_parallel, const DecoderSizes& whole);
 
   const Part& heads() const { return heads_; }

@@ -77,7 +77,9 @@ Critic::Critic(const Config& config,
   set_cut(config.critic.megatron.sequence_parallel, groups, options);
   set_stages(stage_split(config), groups, options);
   set_experts(config, groups, options);
-  model_ = load_sharded(path_, options, critic_sharding(config), groups, fsdp_);
+  under_names(names_of_role("critic."), [&] {
+    model_ = load_sharded(path_, options, critic_sharding(config), groups, fsdp_);
+  });
   model_->set_recompute(critic_recompute(config));
   optimizer_ = make_optimizer(config.critic.optim, *model_, groups);
 }

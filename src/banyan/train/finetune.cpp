@@ -288,7 +288,10 @@ class FinetuneRun {
 
 TrainSummary finetune(const FinetuneConfig& config, FinetuneHost& host, parallel::Groups* groups) {
   parallel::Groups alone;
-  return FinetuneRun(config, host, groups != nullptr ? *groups : alone).run();
+  TrainSummary summary;
+  under_finetune_names(
+      [&] { summary = FinetuneRun(config, host, groups != nullptr ? *groups : alone).run(); });
+  return summary;
 }
 
 }  // namespace banyan::train

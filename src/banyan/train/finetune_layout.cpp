@@ -1,10 +1,5 @@
 #include "banyan/train/finetune_layout.h"
 
-#include <array>
-#include <functional>
-#include <utility>
-
-#include "banyan/core/error.h"
 #include "banyan/train/memory_keys.h"
 #include "banyan/train/objective.h"
 #include "banyan/train/parallel_keys.h"
@@ -12,31 +7,6 @@
 
 namespace banyan::train {
 namespace {
-
-// Names in the rules' messages, the longest first, and what they are called here.
-constexpr std::array<std::pair<const char*, const char*>, 6> kNames = {{
-    {"actor_rollout_ref.actor.megatron.", "engine."},
-    {"actor_rollout_ref.actor.fsdp_config.", "engine."},
-    {"actor_rollout_ref.actor.", "engine."},
-    {"actor_rollout_ref.ref.", "engine."},
-    {"actor_rollout_ref.", ""},
-    {"banyan.trainer.main_ppo", "banyan.trainer.sft_trainer"},
-}};
-
-void under_our_names(const std::function<void()>& check) {
-  try {
-    check();
-  } catch (const std::invalid_argument& error) {
-    std::string text = error.what();
-    for (const auto& [theirs, ours] : kNames) {
-      const std::string from = theirs;
-      for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at)) {
-        text.replace(at, from.size(), ours);
-      }
-    }
-    BANYAN_CHECK(false, text);
-  }
-}
 
 bool has_reference(const FinetuneConfig& config) {
   return config.preference && config.preference->objective != "reward_model" &&
@@ -77,20 +47,31 @@ Config as_actor(const FinetuneConfig& config) {
 
 }  // namespace
 
+void under_finetune_names(const std::function<void()>& body) {
+  // The longest first.
+  under_names({{"actor_rollout_ref.actor.megatron.", "engine."},
+               {"actor_rollout_ref.actor.fsdp_config.", "engine."},
+               {"actor_rollout_ref.actor.", "engine."},
+               {"actor_rollout_ref.ref.", "engine."},
+               {"actor_rollout_ref.", ""},
+               {"banyan.trainer.main_ppo", "banyan.trainer.sft_trainer"}},
+              body);
+}
+
 parallel::MeshShape finetune_mesh(const FinetuneConfig& config) {
-  return mesh_shape(as_actor(config));
+  parallel::MeshShape shape = mesh_shape(as_actor(config));
+  shape.finetunes = true;
+  return shape;
 }
 
 void check_finetune_layout(const FinetuneConfig& config, parallel::Groups& groups) {
-  under_our_names([&] {
-    const Config keys = as_actor(config);
-    check_sharding(keys);
-    check_parallel(keys);
-    check_parallel(keys, groups);
-  });
+  const Config keys = as_actor(config);
+  check_sharding(keys);
+  check_parallel(keys);
+  check_parallel(keys, groups);
   if (config.ulysses_sequence_parallel_size == 1) return;
   const auto check = [&](const std::string& directory) {
-    check_heads("engine.ulysses_sequence_parallel_size",
+    check_heads("actor_rollout_ref.actor.ulysses_sequence_parallel_size",
                 config.ulysses_sequence_parallel_size,
                 directory,
                 finetune_load_options(config, nullptr),

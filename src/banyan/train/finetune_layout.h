@@ -3,6 +3,7 @@
 // (train/parallel_keys.h).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -14,10 +15,13 @@
 
 namespace banyan::train {
 
+// Runs `body`; what it refuses by a key of the actor is refused by the key of this run.
+void under_finetune_names(const std::function<void()>& body);
+
 // The sizes of the axes.
 parallel::MeshShape finetune_mesh(const FinetuneConfig& config);
 
-// Throws [config] naming the key of what does not go together, or not with the processes of
+// Throws [config] naming the actor's key of what does not go together, or not with the processes of
 // `groups` or the heads of the models. Reads no weights.
 void check_finetune_layout(const FinetuneConfig& config, parallel::Groups& groups);
 

@@ -309,6 +309,17 @@ TEST(FinetuneLayout, WhatDoesNotGoTogetherIsRefusedUnderTheKeysOfTheRun) {
                  "[config] engine.expert_tensor_parallel_size: wanted a divisor of the number of "
                  "processes (1), got 2",
                  [](FinetuneConfig& c) { c.megatron.expert_tensor_parallel_size = 2; });
+  expect_refused(3,
+                 "[config] engine.tensor_model_parallel_size: wanted a multiple of "
+                 "num_key_value_heads (2) or at most that many, got 3",
+                 [](FinetuneConfig& c) { set_sizes(c, 3, 1); });
+  expect_refused(2,
+                 "[config] engine.expert_model_parallel_size: wanted 1 for a model without experts",
+                 [](FinetuneConfig& c) { c.megatron.expert_model_parallel_size = 2; });
+  expect_refused(3,
+                 "[config] engine.tensor_model_parallel_size: wanted a divisor of the number of "
+                 "processes (3), got 2",
+                 [](FinetuneConfig& c) { set_sizes(c, 2, 1); });
   expect_refused(1, "[config] engine.strategy: wanted fsdp, fsdp2", [](FinetuneConfig& c) {
     c.strategy = "deepspeed";
   });

@@ -255,6 +255,33 @@ void check_parallel(const Config& config, const parallel::Groups& groups) {
   check_size(kExpertTensor, groups.expert_tensor, expert_tensor_size(config.actor.megatron));
 }
 
+void under_names(const std::vector<KeyName>& names, const std::function<void()>& check) {
+  try {
+    check();
+  } catch (const std::invalid_argument& error) {
+    std::string text = error.what();
+    for (const KeyName& name : names) {
+      for (size_t at = text.find(name.theirs); at != std::string::npos;
+           at = text.find(name.theirs, at + name.ours.size())) {
+        text.replace(at, name.theirs.size(), name.ours);
+      }
+    }
+    BANYAN_CHECK(false, text);
+  }
+}
+
+std::vector<KeyName> names_of_role(const std::string& role) {
+  std::vector<KeyName> names;
+  for (const char* size : {"tensor_model_parallel_size",
+                           "pipeline_model_parallel_size",
+                           "expert_model_parallel_size",
+                           "expert_tensor_parallel_size"}) {
+    const std::string key = std::string("megatron.") + size;
+    names.push_back({"actor_rollout_ref.actor." + key, role + key});
+  }
+  return names;
+}
+
 void set_rollout_cut(parallel::Groups& groups, models::LoadOptions& options) {
   if (!groups.rollout_tensor.is_alone()) options.tensor = &groups.rollout_tensor;
   if (groups.rollout_experts.is_alone()) return;
@@ -300,31 +327,19 @@ void set_ranks(const Config& config, parallel::Groups& groups, Layout& layout) {
   layout.gradient_ranks = &parallel::gradient_ranks(groups);
 }
 
-void check_rollout_model(const Config& config, parallel::Groups& groups) {
-  const bool is_separate = num_rollout_ranks(config) > 0;
-  const int64_t ranks =
-      is_separate ? config.rollout.expert_parallel_size : groups.rollout_experts.size();
-  if (groups.rollout_tensor.is_alone() && ranks == 1) return;
-  models::LoadOptions options{{.dtype = at::kFloat}, /*with_backward=*/false};
-  options.with_values = false;
-  const int64_t experts = models::load_model(config.model.path, options)->shape().num_experts;
-  BANYAN_CHECK(ranks == 1 || (experts > 0 && experts % ranks == 0),
-               "[config] ",
-               kRollout,
-               "expert_parallel_size: wanted ",
-               experts > 0 ? "a divisor of the model's " : "1 for a model of ",
-               experts,
-               " experts, got ",
-               ranks);
-  set_rollout_cut(groups, options);
-  try {
-    models::load_model(config.model.path, options);
-  } catch (const std::invalid_argument& error) {  // names the size, not whose it is
-    std::string text = error.what();
-    const std::string tag = "[parallel] ";
-    if (text.starts_with(tag)) text.replace(0, tag.size(), std::string("[config] ") + kRollout);
-    BANYAN_CHECK(false, text);
+void check_rollout_model(const Config& config, const parallel::Groups& groups) {
+  const RolloutConfig& rollout = config.rollout;
+  models::CutSizes sizes{.tensor = groups.rollout_tensor.size(),
+                         .experts = groups.rollout_experts.size()};
+  if (num_rollout_ranks(config) > 0) {  // which those that train are not among
+    sizes = {.tensor = rollout.tensor_model_parallel_size, .experts = rollout.expert_parallel_size};
   }
+  if (sizes.tensor == 1 && sizes.experts == 1) return;
+  if (sizes.experts > 1) sizes.expert_tensor = 1;  // whole experts
+  const std::string keys = kRollout;
+  under_names(
+      {{kExperts, keys + "expert_parallel_size"}, {kTensor, keys + "tensor_model_parallel_size"}},
+      [&] { models::check_cut(config.model.path, sizes); });
 }
 
 void check_heads(const char* key,

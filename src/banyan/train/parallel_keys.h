@@ -1,6 +1,10 @@
 // What the keys say about how the processes of a run work together.
 #pragma once
 
+#include <functional>
+#include <string>
+#include <vector>
+
 #include "banyan/core/config.h"
 #include "banyan/models/causal_lm.h"
 #include "banyan/parallel/groups.h"
@@ -16,12 +20,23 @@ void check_parallel(const Config& config);
 // The same of a run that was started with these groups.
 void check_parallel(const Config& config, const parallel::Groups& groups);
 
+// Runs `check`; what it refuses is refused with `ours` in the place of `theirs`, pair by pair. For
+// rules that name the actor's keys and hold for other models too.
+struct KeyName {
+  std::string theirs;
+  std::string ours;
+};
+void under_names(const std::vector<KeyName>& names, const std::function<void()>& check);
+// Of the sizes that a reference ("actor_rollout_ref.ref.") or critic ("critic.") has beside the
+// actor.
+std::vector<KeyName> names_of_role(const std::string& role);
+
 // Cuts each layer of what is loaded over the ranks of `groups`.
 void set_cut(bool sequence_parallel, parallel::Groups& groups, models::LoadOptions& options);
 
-// (all that generate) Throws if the model cannot be cut as the rollout's own keys say. Reads no
-// weights.
-void check_rollout_model(const Config& config, parallel::Groups& groups);
+// Throws [config] if the model cannot be cut as the rollout's own keys say, on ranks that generate
+// and on those that only train. Reads config.json alone.
+void check_rollout_model(const Config& config, const parallel::Groups& groups);
 // Cuts a model that only generates so.
 void set_rollout_cut(parallel::Groups& groups, models::LoadOptions& options);
 

@@ -2,6 +2,7 @@
 // one process gives. The ranks are threads here; tests/distributed runs the same over processes.
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -305,10 +306,38 @@ TEST(RolloutLayout, SizesThatDoNotGoTogetherAreRefusedByName) {
     dense.hybrid_engine = !separate;
     dense.rollout.nnodes = separate ? 2 : 0;
     const std::string text = run_refusal(separate ? 3 : 2);
-    EXPECT_NE(text.find("actor_rollout_ref.rollout.expert_parallel_size: wanted 1 for a model of 0 "
-                        "experts, got 2"),
+    EXPECT_NE(text.find("actor_rollout_ref.rollout.expert_parallel_size: wanted 1 for a model "
+                        "without experts, got 2"),
               std::string::npos)
         << text;
+  }
+}
+
+// By a folder that holds no weights: whoever loaded them would fail otherwise.
+TEST(RolloutLayout, AModelThatCannotBeCutIsRefusedOnEveryRankBeforeAModelLoads) {
+  const ScratchDir scratch("rollout-layout-early");
+  std::ofstream(scratch / "config.json") << testing::tiny_config_json();
+  Config config = testing::tiny_config(scratch / "", scratch / "run");
+  config.rollout.tensor_model_parallel_size = 3;
+  for (const bool separate : {false, true}) {
+    const int64_t size = separate ? 4 : 3;
+    config.hybrid_engine = !separate;
+    config.rollout.nnodes = separate ? 3 : 0;
+    std::vector<std::string> refusals(size);
+    testing::run_mesh(size, mesh_shape(config), [&](parallel::Groups& groups) {
+      testing::FakeHost host(testing::tiny_prompts(), testing::thirds);
+      const int64_t rank = only_generates(groups) ? groups.hand_over.rank() : groups.world.rank();
+      try {
+        train(config, host, nullptr, &groups);
+      } catch (const std::exception& error) {
+        refusals[rank] = error.what();
+      }
+    });
+    for (const std::string& refusal : refusals) {
+      EXPECT_EQ(refusal,
+                "[config] actor_rollout_ref.rollout.tensor_model_parallel_size: wanted a multiple "
+                "of num_key_value_heads (2) or at most that many, got 3");
+    }
   }
 }
 

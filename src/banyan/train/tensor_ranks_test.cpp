@@ -262,11 +262,41 @@ TEST(TensorRanks, SizesThatCannotBeCutAreRefusedByName) {
     return text;
   };
   EXPECT_NE(refusal(shapes()[0].second, 4)
-                .find("[parallel] tensor_model_parallel_size: wanted a multiple of "
+                .find("[config] actor_rollout_ref.actor.megatron.tensor_model_parallel_size: "
+                      "wanted a multiple of "
                       "num_key_value_heads (3) or at most that many, got 4"),
             std::string::npos);
   EXPECT_NE(refusal(shapes()[1].second, 6).find("wanted at most num_attention_heads (4), got 6"),
             std::string::npos);
+}
+
+TEST(TensorRanks, ARoleWhoseModelCannotBeCutIsRefusedByItsOwnKey) {
+  const ScratchDir scratch("tensor-role");
+  const ScratchDir other("tensor-role-other");
+  Config config = testing::layout_config(scratch, testing::tiny_config_json());
+  std::string narrow = testing::tiny_config_json();
+  narrow.replace(narrow.find("\"num_attention_heads\": 4"), 24, "\"num_attention_heads\": 1");
+  narrow.replace(narrow.find("\"num_key_value_heads\": 2"), 24, "\"num_key_value_heads\": 1");
+  const std::string model = testing::write_tiny_model(other, 1, narrow);
+  config.actor.megatron.tensor_model_parallel_size = 2;
+  config.critic.megatron.tensor_model_parallel_size = 2;
+  config.ref_tensor_model_parallel_size = 2;
+  const auto refusal = [&](const Config& with) -> std::string {
+    try {
+      testing::run_layout(2, with);
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::string wanted =
+      "megatron.tensor_model_parallel_size: wanted at most num_attention_heads (1), got 2";
+  Config critic = config;
+  critic.critic_model_path = model;
+  EXPECT_EQ(refusal(critic), "[config] critic." + wanted);
+  Config reference = config;
+  reference.ref_model_path = model;
+  EXPECT_EQ(refusal(reference), "[config] actor_rollout_ref.ref." + wanted);
 }
 
 // Three steps with a reference and a critic; then one more from the checkpoint, under another cut.

@@ -79,11 +79,13 @@ class Run {
     optimizer_ = make_optimizer(config.actor.optim, *actor_, groups_);
     sampler_ = make_sampler(make_generator);
     if (config.actor.use_kl_loss || config.algorithm.use_kl_in_reward) {
-      reference_ = load(config.ref_model_path.value_or(config.model.path),
-                        config.ref_sequence_parallel,
-                        /*with_backward=*/false,
-                        reference_sharding(config),
-                        reference_fsdp_);
+      under_names(names_of_role("actor_rollout_ref.ref."), [&] {
+        reference_ = load(config.ref_model_path.value_or(config.model.path),
+                          config.ref_sequence_parallel,
+                          /*with_backward=*/false,
+                          reference_sharding(config),
+                          reference_fsdp_);
+      });
     }
     if (config.algorithm.use_kl_in_reward) {
       kl_controller_ = kl_controller(config.algorithm.kl_ctrl);

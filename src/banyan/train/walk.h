@@ -91,7 +91,7 @@ struct WalkStats {
 // routers of the model choose, is closed over `ranks`, and adds its losses to the gradients; a plan
 // whose backwards begin before its last forward runs forward without gradients first, if it has
 // losses. `context`: the ranks that walk the plan together, all with the same arguments. Throws
-// [banyan bug] on a plan that runs a backward before the losses it needs, [parallel] on more ranks
+// [banyan bug] on a plan that runs a backward before the losses it needs, [config] on more ranks
 // than tokens where experts are dealt out.
 WalkStats walk(models::CausalLM& model,
                const trie::Plan& plan,

@@ -30,10 +30,11 @@ WalkPass::WalkPass(models::CausalLM& model,
     state.inputs.resize(pipeline_.num_chunks());
   }
   BANYAN_ASSERT(pipeline_.is_alone() || keeper_ == nullptr, "a pipeline with weights in parts");
-  BANYAN_CHECK(model_.expert_ranks() == nullptr || !context_.has_idle(),
-               "[parallel] context_parallel_size: wanted at most the tokens of a mini-batch where "
-               "experts are dealt out over ranks, got more than ",
-               plan.num_unique);
+  BANYAN_CHECK(
+      model_.expert_ranks() == nullptr || !context_.has_idle(),
+      "[config] actor_rollout_ref.actor.megatron.context_parallel_size: wanted at most the "
+      "tokens of a mini-batch where experts are dealt out over ranks, got more than ",
+      plan.num_unique);
 }
 
 void WalkPass::forward(int32_t round, int32_t chunk, Keep keep) {
