@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -32,6 +33,16 @@ inline SamplingParams free_params() {
   params.max_tokens = 1 << 20;
   return params;
 }
+
+inline SamplingParams with(const std::function<void(SamplingParams&)>& change) {
+  SamplingParams params = free_params();
+  change(params);
+  return params;
+}
+
+// softmax = {0.1, 0.4, 0.2, 0.3}
+inline const std::vector<float> kFour = {
+    std::log(0.1f), std::log(0.4f), std::log(0.2f), std::log(0.3f)};
 
 inline const std::vector<std::string>& no_bytes() {
   static const std::vector<std::string> none;

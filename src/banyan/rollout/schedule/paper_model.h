@@ -41,4 +41,9 @@ inline std::vector<int32_t> random_tokens(std::mt19937& random, int32_t count) {
   return tokens;
 }
 
+inline std::vector<int32_t> join(std::vector<int32_t> a, const std::vector<int32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
 }  // namespace banyan::rollout
