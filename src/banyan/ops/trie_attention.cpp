@@ -3,7 +3,6 @@
 // tokens are read where their block left them.
 #include "banyan/ops/trie_attention.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
@@ -18,6 +17,7 @@
 #include "banyan/kernels/cpu/scratch.h"
 #include "banyan/kernels/cpu/work_items.h"
 #include "banyan/ops/detail/attention_check.h"
+#include "banyan/ops/detail/carried_rows.h"
 #include "banyan/ops/detail/dtype.h"
 #include "banyan/ops/detail/token_rows.h"
 #include "banyan/ops/detail/trie_attention_aten.h"
@@ -38,7 +38,7 @@ struct TrieAttention::Index {
 
 struct AttentionMemory {
   kernels::Scratch tiles;
-  kernels::Scratch packs;
+  kernels::Scratch sums;
 };
 
 std::shared_ptr<AttentionMemory> make_attention_memory() {
@@ -49,62 +49,10 @@ namespace {
 
 using detail::bf16_bits;
 
-// Row [K, D] of every token of a trie, carried ones first.
-template <typename T>
-class Rows {
- public:
-  explicit Rows(size_t num_tokens) { rows_.reserve(num_tokens); }
-  // The first `count` rows of [n, K, D] with token rows.
-  void append(const at::Tensor& x, int64_t count) {
-    T* row = static_cast<T*>(x.data_ptr());
-    for (int64_t i = 0; i < count; ++i) rows_.push_back(row + i * x.stride(0));
-  }
-  void append_null(int64_t count) { rows_.resize(rows_.size() + count, nullptr); }
-  T*& operator[](int64_t token) { return rows_[token]; }
-  T* const* data() const { return rows_.data(); }
-
- private:
-  std::vector<T*> rows_;
-};
-
-// Rows of keys (or values): `carried` of the sources, then `own`.
-Rows<const uint16_t> key_rows(const BlockCarry& carry,
-                              std::vector<at::Tensor> CarryStore::* carried,
-                              int64_t layer,
-                              const at::Tensor& own) {
-  Rows<const uint16_t> rows(carry.num_carried + own.size(0));
-  for (const CarrySource& source : carry.sources) {
-    rows.append((source.store->*carried)[layer], source.count);
-  }
-  rows.append(own, own.size(0));
-  return rows;
-}
-
-// Accumulator rows: of the sources for carried tokens, of the own store for offered ones.
-Rows<float> sum_rows(const BlockCarry& carry,
-                     std::vector<at::Tensor> CarryStore::* sums,
-                     int64_t layer,
-                     int64_t num_own) {
-  Rows<float> rows(carry.num_carried + num_own);
-  for (const CarrySource& source : carry.sources) {
-    rows.append((source.store->*sums)[layer], source.count);
-  }
-  rows.append_null(num_own);
-  if (carry.out != nullptr && carry.out->has_gradient(layer)) {
-    const at::Tensor& own = (carry.out->*sums)[layer];
-    const int64_t size = own.size(1) * own.size(2);
-    float* row = own.data_ptr<float>();
-    for (size_t i = 0; i < carry.offered.size(); ++i) {
-      rows[carry.offered[i]] = row + static_cast<int64_t>(i) * size;
-    }
-  }
-  return rows;
-}
-
 // Packs the keys and values of every tile: [tiles, K, tile_elements(D)].
 const uint16_t* pack_tiles(const detail::TrieTiles& tiles,
-                           const Rows<const uint16_t>& keys,
-                           const Rows<const uint16_t>& values,
+                           const detail::Rows<const uint16_t>& keys,
+                           const detail::Rows<const uint16_t>& values,
                            const kernels::AttentionShape& shape,
                            kernels::Scratch& memory) {
   const int64_t kv_heads = shape.num_kv_heads;
@@ -126,54 +74,6 @@ const uint16_t* pack_tiles(const detail::TrieTiles& tiles,
     }
   });
   return packed;
-}
-
-// Carried keys (or values, or sums) of a layer before `own`, in one tensor.
-at::Tensor with_carried(const BlockCarry& carry,
-                        std::vector<at::Tensor> CarryStore::* carried,
-                        int64_t layer,
-                        const at::Tensor& own) {
-  if (carry.sources.empty()) return own;
-  std::vector<at::Tensor> parts;
-  for (const CarrySource& source : carry.sources) {
-    parts.push_back((source.store->*carried)[layer].narrow(0, 0, source.count));
-  }
-  parts.push_back(own);
-  return at::cat(parts, 0);
-}
-
-// The gradient of the own tokens, out of that of all [T, K, D] in the accumulate type: the carried
-// part goes to the accumulators of the sources, the accumulators of offered tokens are added.
-at::Tensor settle(const BlockCarry& carry,
-                  std::vector<at::Tensor> CarryStore::* sums,
-                  int64_t layer,
-                  const at::Tensor& all,
-                  at::ScalarType dtype) {
-  int64_t at = 0;
-  for (const CarrySource& source : carry.sources) {
-    (source.store->*sums)[layer].narrow(0, 0, source.count).add_(all.narrow(0, at, source.count));
-    at += source.count;
-  }
-  at::Tensor own = all.narrow(0, at, all.size(0) - at);
-  if (carry.out != nullptr && carry.out->has_gradient(layer)) {
-    const at::Tensor rows = at::tensor(carry.offered, at::kLong).sub_(carry.num_carried);
-    own.index_add_(0, rows.to(own.device()), (carry.out->*sums)[layer]);
-  }
-  return own.to(dtype);
-}
-
-// Rows of the offered tokens, as the store keeps them.
-void offer(const BlockCarry& carry, int64_t layer, const at::Tensor& k, const at::Tensor& v) {
-  CarryStore& store = *carry.out;
-  if (store.has(layer)) return;
-  if (static_cast<int64_t>(store.k.size()) <= layer) {
-    store.k.resize(layer + 1);
-    store.v.resize(layer + 1);
-  }
-  const at::Tensor rows =
-      at::tensor(carry.offered, at::kLong).sub_(carry.num_carried).to(k.device());
-  store.k[layer] = k.index_select(0, rows);
-  store.v[layer] = v.index_select(0, rows);
 }
 
 }  // namespace
@@ -235,8 +135,8 @@ AttentionCall TrieAttention::call_of(
     int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
   AttentionCall call{.layer = layer,
                      .q = q.contiguous(),
-                     .k = with_carried(carry_, &CarryStore::k, layer, k).contiguous(),
-                     .v = with_carried(carry_, &CarryStore::v, layer, v).contiguous(),
+                     .k = detail::with_carried(carry_, &CarryStore::k, layer, k).contiguous(),
+                     .v = detail::with_carried(carry_, &CarryStore::v, layer, v).contiguous(),
                      .parent = at::tensor(index_->trie.par, at::kInt),
                      .scale = scale};
   const auto has_keys = [all_k = call.k, all_v = call.v](const AttentionCall& of) {
@@ -286,7 +186,7 @@ at::Tensor TrieAttention::forward(int64_t layer,
                                   at::Tensor* lse) {
   const profile::Scope timed("attention", [&] { return work(q, k, /*backward=*/false); });
   check_inputs(layer, q, k, v);
-  if (!carry_.offered.empty()) offer(carry_, layer, k, v);
+  if (!carry_.offered.empty()) detail::offer(carry_, layer, k, v);
   const auto op = attention_slot().changed();
   if (!op) [[likely]]
     return own_forward(layer, q, k, v, scale, lse);
@@ -306,8 +206,8 @@ at::Tensor TrieAttention::own_forward(int64_t layer,
         detail::trie_attention_aten(index_->trie,
                                     carry_.num_carried,
                                     q,
-                                    with_carried(carry_, &CarryStore::k, layer, k),
-                                    with_carried(carry_, &CarryStore::v, layer, v),
+                                    detail::with_carried(carry_, &CarryStore::k, layer, k),
+                                    detail::with_carried(carry_, &CarryStore::v, layer, v),
                                     scale);
     if (lse != nullptr) *lse = std::move(dense.lse);
     return dense.out;
@@ -327,8 +227,8 @@ at::Tensor TrieAttention::own_forward(int64_t layer,
   input.q = bf16_bits(queries);
   input.q_stride = queries.stride(0);
   input.tiles = pack_tiles(*index_->tiles,
-                           key_rows(carry_, &CarryStore::k, layer, keys),
-                           key_rows(carry_, &CarryStore::v, layer, values),
+                           detail::key_rows(carry_, &CarryStore::k, layer, keys),
+                           detail::key_rows(carry_, &CarryStore::v, layer, values),
                            input.shape,
                            memory_->tiles);
   input.tile_lists = index_->tiles->tile_list.data() + carry_.num_carried;
@@ -375,7 +275,7 @@ AttentionGradients TrieAttention::backward(int64_t layer,
     const at::ScalarType wide = detail::accumulate_type(of.scalar_type());
     const at::Tensor own =
         all.defined() ? all.to(wide, /*non_blocking=*/false, /*copy=*/true) : all;
-    return settle(carry_, sums, layer, checked(what, own, of.to(wide)), of.scalar_type());
+    return detail::settle(carry_, sums, layer, checked(what, own, of.to(wide)), of.scalar_type());
   };
   return {grads.dq,
           part("dk", grads.dk, call.k, &CarryStore::dk),
@@ -405,14 +305,14 @@ AttentionGradients TrieAttention::own_backward(int64_t layer,
                                              carry_.num_carried,
                                              grad_out,
                                              q,
-                                             with_carried(carry_, &CarryStore::k, layer, k),
-                                             with_carried(carry_, &CarryStore::v, layer, v),
+                                             detail::with_carried(carry_, &CarryStore::k, layer, k),
+                                             detail::with_carried(carry_, &CarryStore::v, layer, v),
                                              out,
                                              lse,
                                              scale);
     return {dense.dq,
-            settle(carry_, &CarryStore::dk, layer, dense.dk, k.scalar_type()),
-            settle(carry_, &CarryStore::dv, layer, dense.dv, v.scalar_type())};
+            detail::settle(carry_, &CarryStore::dk, layer, dense.dk, k.scalar_type()),
+            detail::settle(carry_, &CarryStore::dv, layer, dense.dv, v.scalar_type())};
   }
   return backward_native(layer, grad_out, q, k, v, out, lse, scale);
 }
@@ -436,10 +336,11 @@ AttentionGradients TrieAttention::backward_native(int64_t layer,
                             at::empty(k.sizes(), k.options()),
                             at::empty(v.sizes(), v.options())};
 
-  const Rows<const uint16_t> k_rows = key_rows(carry_, &CarryStore::k, layer, keys);
-  const Rows<const uint16_t> v_rows = key_rows(carry_, &CarryStore::v, layer, values);
-  const Rows<float> dk_sums = sum_rows(carry_, &CarryStore::dk, layer, k.size(0));
-  const Rows<float> dv_sums = sum_rows(carry_, &CarryStore::dv, layer, v.size(0));
+  const detail::Rows<const uint16_t> k_rows = detail::key_rows(carry_, &CarryStore::k, layer, keys);
+  const detail::Rows<const uint16_t> v_rows =
+      detail::key_rows(carry_, &CarryStore::v, layer, values);
+  const detail::Rows<float> dk_sums = detail::sum_rows(carry_, &CarryStore::dk, layer, k.size(0));
+  const detail::Rows<float> dv_sums = detail::sum_rows(carry_, &CarryStore::dv, layer, v.size(0));
   kernels::AttendBackwardInput input;
   input.shape = detail::attention_shape(q, k, scale);
   input.num_carried = carry_.num_carried;
@@ -456,6 +357,7 @@ AttentionGradients TrieAttention::backward_native(int64_t layer,
   input.runs = index_->chunks->runs.data();
   input.num_runs = static_cast<int64_t>(index_->chunks->runs.size());
   input.turns = index_->chunks->turns.data();
+  input.tile_begins = index_->chunks->tile_begins.data();
   input.tile_turns = index_->chunks->tile_turns.data();
   input.num_tiles = static_cast<int64_t>(index_->chunks->tile_turns.size());
   kernels::attend_backward(input,
@@ -464,7 +366,7 @@ AttentionGradients TrieAttention::backward_native(int64_t layer,
                             .dv = bf16_bits(result.dv),
                             .dk_sums = dk_sums.data(),
                             .dv_sums = dv_sums.data()},
-                           memory_->packs);
+                           memory_->sums);
   return result;
 }
 

@@ -28,7 +28,7 @@ namespace banyan::ops {
 // Path positions per key tile; also the tokens of one page of the rollout's KV pool.
 inline constexpr int64_t kPathTile = 64;
 
-// Working memory of calls, grow-only: packed tiles of one layer, packed operands of the backward.
+// Working memory of calls, grow-only: packed tiles of one layer, sums of the backward.
 // Contexts that are used one after the other may share it.
 struct AttentionMemory;
 struct AttentionCall;

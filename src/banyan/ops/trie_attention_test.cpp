@@ -357,14 +357,14 @@ TEST(TrieIndex, TilesInsideATrunkAreSharedAndForksAreNot) {
 TEST(TrieIndex, ChunksListTheirSubtreesAndRunsTakeTurns) {
   const trie::Trie trie = trie::build(fork_samples(300, {3, 70}));
   const detail::TrieChunks chunks = detail::build_chunks(trie);
-  std::vector<int32_t> begin, offset, subtree_end;
+  std::vector<int32_t> begin, subtree_end;
   for (const kernels::TrieChunk& chunk : chunks.chunks) {
     begin.push_back(chunk.begin);
-    offset.push_back(chunk.offset);
     subtree_end.push_back(chunk.subtree_end);
   }
   EXPECT_EQ(begin, (std::vector<int32_t>{0, 64, 128, 192, 256, 300, 303, 367}));
-  EXPECT_EQ(offset, (std::vector<int32_t>{0, 64, 128, 192, 256, 304, 320, 384}));
+  // The short branch shares a tile of queries with the end of the trunk.
+  EXPECT_EQ(chunks.tile_begins, (std::vector<int32_t>{0, 64, 128, 192, 256, 303, 367, 373}));
   EXPECT_EQ(subtree_end, (std::vector<int32_t>{373, 373, 373, 373, 373, 303, 373, 373}));
   std::vector<int32_t> first_chunk, first_tile, last_tile;
   for (const kernels::ChunkRun& run : chunks.runs) {
@@ -373,11 +373,11 @@ TEST(TrieIndex, ChunksListTheirSubtreesAndRunsTakeTurns) {
     last_tile.push_back(run.last_tile);
   }
   EXPECT_EQ(first_chunk, (std::vector<int32_t>{0, 4, 5, 6}));
-  EXPECT_EQ(first_tile, (std::vector<int32_t>{0, 4, 4, 4}));
-  EXPECT_EQ(last_tile, (std::vector<int32_t>{6, 6, 5, 6}));
-  // Tiles 0 to 3 are seen by the first run alone, 4 by all four, 5 by all but the short branch.
-  EXPECT_EQ(chunks.turns, (std::vector<int32_t>{0, 0, 0, 0, 0, 0, 1, 1, 2, 3, 2}));
-  EXPECT_EQ(chunks.tile_turns, (std::vector<int32_t>{1, 1, 1, 1, 4, 3}));
+  EXPECT_EQ(first_tile, (std::vector<int32_t>{0, 4, 4, 5}));
+  EXPECT_EQ(last_tile, (std::vector<int32_t>{7, 7, 5, 7}));
+  // Tiles 0 to 3 are seen by the first run alone, the others by the whole trunk and one branch.
+  EXPECT_EQ(chunks.turns, (std::vector<int32_t>{0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2}));
+  EXPECT_EQ(chunks.tile_turns, (std::vector<int32_t>{1, 1, 1, 1, 3, 3, 3}));
 }
 
 TEST(TrieIndex, CarriedTokensAreChunksWithoutQueries) {
@@ -386,10 +386,10 @@ TEST(TrieIndex, CarriedTokensAreChunksWithoutQueries) {
   EXPECT_EQ(chunks.first_own, 2);
   EXPECT_EQ(chunks.chunks[1].end, 68);
   EXPECT_EQ(chunks.chunks[2].begin, 68);
-  EXPECT_EQ(chunks.tile_turns.size(), 2u);  // 75 queries
+  EXPECT_EQ(chunks.tile_begins, (std::vector<int32_t>{0, 5, 69, 75}));  // 75 queries
   EXPECT_EQ(chunks.runs[0].last_chunk, 3);  // carried and own chunks of one path together
   EXPECT_EQ(chunks.runs[0].first_tile, 0);
-  EXPECT_EQ(chunks.runs[0].last_tile, 2);
+  EXPECT_EQ(chunks.runs[0].last_tile, 3);
 }
 
 TEST(TrieIndex, EndsOfSamplesDoNotCutTilesOrChunks) {

@@ -1,10 +1,10 @@
 // Attention backward over one packed trie, bf16 with fp32 accumulation.
 //
 // Keys are cut into *chunks* of at most 64 tokens of one path, chunks that follow one another on it
-// are taken together in *runs* of up to kRunChunks, queries are cut into *tiles* of 64 packed
-// tokens, whatever paths they are on. With P = e^(scale S - lse), dP = dO Vᵀ, delta = rowsum(dO *
-// O) and dS = P * (dP - delta), one work item is one run and the tiles of its subtree, which follow
-// one another:
+// are taken together in *runs* of up to kRunChunks, queries are cut into *tiles* of up to 64 packed
+// tokens: one chunk, or several small ones, whatever paths they are on. With P = e^(scale S - lse),
+// dP = dO Vᵀ, delta = rowsum(dO * O) and dS = P * (dP - delta), one work item is one run and the
+// tiles of its subtree, which follow one another:
 //   dV = sum bf16(P)ᵀ dO,  dK = scale sum bf16(dS)ᵀ Q   over the tiles, ascending, query heads in
 //   order
 //   dQ of a tile += bf16(dS) K
@@ -31,7 +31,6 @@ inline constexpr int64_t kRunChunks = 4;
 struct TrieChunk {
   int32_t begin = 0;  // packed tokens [begin, end), 1..64 of them
   int32_t end = 0;
-  int32_t offset = 0;       // sum of round_up(size, 16) of the chunks before
   int32_t subtree_end = 0;  // packed tokens [begin, subtree_end) hold the subtree of `begin`
 };
 
@@ -58,9 +57,10 @@ struct AttendBackwardInput {
   int64_t first_own = 0;           // chunks of tokens [C, T)
   const ChunkRun* runs = nullptr;  // in packed order
   int64_t num_runs = 0;
-  const int32_t* turns = nullptr;       // of every run at every tile of it: 0, 1, ... per tile
-  const int32_t* tile_turns = nullptr;  // [tiles]: turns of each tile
-  int64_t num_tiles = 0;                // ceil((T - C) / 64)
+  const int32_t* turns = nullptr;        // of every run at every tile of it: 0, 1, ... per tile
+  const int32_t* tile_begins = nullptr;  // [tiles + 1]: rows [this, next) of the queries
+  const int32_t* tile_turns = nullptr;   // [tiles]: turns of each tile
+  int64_t num_tiles = 0;
   int64_t num_queries() const { return chunks[num_chunks - 1].end - num_carried; }  // T - C
 };
 
@@ -74,10 +74,10 @@ struct AttendGradients {
   float* const* dv_sums = nullptr;
 };
 
-// `packs` holds the operands of one kv head, or of more within 32 MiB: (3 + 6 H / K) D times two
-// bytes per token, 3 D per carried one.
+// `sums` holds lse, delta and dQ of one kv head, or of more within 32 MiB: H / K (D + 2) floats per
+// query.
 void attend_backward(const AttendBackwardInput& input,
                      const AttendGradients& gradients,
-                     Scratch& packs);
+                     Scratch& sums);
 
 }  // namespace banyan::kernels

@@ -5,7 +5,6 @@
 
 #include "banyan/core/error.h"
 #include "banyan/kernels/cpu/attention_tile.h"
-#include "banyan/kernels/cpu/gemm.h"
 
 namespace banyan::ops::detail {
 
@@ -81,9 +80,16 @@ TrieTiles build_tiles(const trie::Trie& trie, int64_t num_carried) {
 
 namespace {
 
+// Tile of a query.
+int32_t tile_of(const TrieChunks& chunks, int32_t row) {
+  const std::vector<int32_t>& begins = chunks.tile_begins;
+  return static_cast<int32_t>(std::upper_bound(begins.begin(), begins.end(), row) -
+                              begins.begin()) -
+         1;
+}
+
 // Chunks [first, last) of one chain as runs, and their turns.
 void add_runs(int32_t first, int32_t last, int32_t carried, TrieChunks& result) {
-  const auto tile = static_cast<int32_t>(kTileTokens);
   for (int32_t chunk = first; chunk < last;) {
     kernels::ChunkRun run;
     run.first_chunk = chunk;
@@ -93,8 +99,8 @@ void add_runs(int32_t first, int32_t last, int32_t carried, TrieChunks& result) 
     const int32_t begin = std::max(front.begin - carried, 0);  // queries [begin, end)
     const int32_t end = front.subtree_end - carried;
     if (begin < end) {
-      run.first_tile = begin / tile;
-      run.last_tile = (end - 1) / tile + 1;
+      run.first_tile = tile_of(result, begin);
+      run.last_tile = tile_of(result, end - 1) + 1;
     }
     for (int32_t t = run.first_tile; t < run.last_tile; ++t) {
       result.turns.push_back(result.tile_turns[t]++);
@@ -110,10 +116,9 @@ TrieChunks build_chunks(const trie::Trie& trie, int64_t num_carried) {
   TrieChunks result;
   const auto carried = static_cast<int32_t>(num_carried);
   const auto tile = static_cast<int32_t>(kTileTokens);
-  result.tile_turns.assign((trie.num_tokens() - carried + tile - 1) / tile, 0);
-  int64_t offset = 0;
+  std::vector<int32_t> chain_chunks{0};  // first chunk of every chain
+  result.tile_begins.push_back(0);
   for (const Chain& chain : build_chains(trie)) {
-    const auto first = static_cast<int32_t>(result.chunks.size());
     for (int32_t begin = chain.begin; begin < chain.end;) {
       kernels::TrieChunk chunk;
       chunk.begin = begin;
@@ -121,15 +126,19 @@ TrieChunks build_chunks(const trie::Trie& trie, int64_t num_carried) {
       if (begin < carried) {
         chunk.end = std::min(chunk.end, carried);
         ++result.first_own;
+      } else if (chunk.end - carried - result.tile_begins.back() > tile) {
+        result.tile_begins.push_back(begin - carried);
       }
-      chunk.offset = static_cast<int32_t>(offset);
       chunk.subtree_end = chain.tout;
-      offset += kernels::round_up(chunk.end - chunk.begin, kernels::kRowStep);
-      BANYAN_ASSERT(offset <= INT32_MAX, "[trie_attention] padded tokens: ", offset);
       result.chunks.push_back(chunk);
       begin = chunk.end;
     }
-    add_runs(first, static_cast<int32_t>(result.chunks.size()), carried, result);
+    chain_chunks.push_back(static_cast<int32_t>(result.chunks.size()));
+  }
+  if (trie.num_tokens() > carried) result.tile_begins.push_back(trie.num_tokens() - carried);
+  result.tile_turns.assign(result.tile_begins.size() - 1, 0);
+  for (size_t c = 0; c + 1 < chain_chunks.size(); ++c) {
+    add_runs(chain_chunks[c], chain_chunks[c + 1], carried, result);
     BANYAN_ASSERT(result.turns.size() <= INT32_MAX, "[trie_attention] turns");
   }
   return result;

@@ -5,9 +5,9 @@
 // Path-grid tiles (forward): tile j of a chain holds path positions [64 j, 64 j + 64) as far as the
 // chain's own tokens reach. Where all of them lie in the ancestors, it is the parent's tile; so a
 // tile inside a trunk exists once, and one that straddles a fork exists once per branch.
-// Chunks (backward): every chain cut into at most 64 tokens from its first one, their runs, and the
-// order in which these add to the tiles of 64 queries (kernels/cpu/attention_backward.h). Tokens
-// [0, num_carried) are keys only (ops/carry.h). Torch-free.
+// Chunks (backward): every chain cut into at most 64 tokens from its first one, their runs, the
+// tiles of queries, and the order in which runs add to these (kernels/cpu/attention_backward.h).
+// Tokens [0, num_carried) are keys only (ops/carry.h). Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +50,10 @@ struct TrieChunks {
   std::vector<kernels::TrieChunk> chunks;
   int64_t first_own = 0;  // the first chunk of tokens that are not carried; no chunk holds both
   std::vector<kernels::ChunkRun> runs;
-  std::vector<int32_t> turns;       // per run and tile of it
-  std::vector<int32_t> tile_turns;  // [tiles]
+  std::vector<int32_t> turns;  // per run and tile of it
+  // Tiles of queries: a chunk, or neighbouring ones as long as they are no more than 64 tokens.
+  std::vector<int32_t> tile_begins;  // [tiles + 1]
+  std::vector<int32_t> tile_turns;   // [tiles]
 };
 
 TrieChunks build_chunks(const trie::Trie& trie, int64_t num_carried = 0);
