@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from banyan.config import spellings
 from banyan.errors import UserError
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -52,12 +53,7 @@ def hint(name: str, value: Any) -> str:
 
 def rename(values: dict[str, Any]) -> list[str]:
     """Moves values from older homes to the keys that are read, fits sizes; returns lines to say."""
-    notes = []
-    for old, new in _RENAMED.items():
-        if values[old] is not None:
-            values[new] = values[old]
-            notes.append(f"{old}: older name of {new}")
-    return notes + _fit_mini_batch(values)
+    return spellings.rename(values, _RENAMED) + _fit_mini_batch(values)
 
 
 def _fit_mini_batch(values: dict[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from banyan.config import spellings
 from banyan.errors import UserError
 
 _HINTS = {
@@ -27,12 +28,7 @@ def hint(name: str, value: Any) -> str:
 
 def rename(values: dict[str, Any]) -> list[str]:
     """Moves values from older names to the keys that are read; returns lines to say."""
-    notes = []
-    for old, new in _RENAMED.items():
-        if values[old] is not None:
-            values[new] = values[old]
-            notes.append(f"{old}: older name of {new}")
-    return notes
+    return spellings.rename(values, _RENAMED)
 
 
 def check_between_keys(values: dict[str, Any]) -> None:

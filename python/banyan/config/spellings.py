@@ -63,6 +63,16 @@ def _fill_devices(leaves: dict[str, Any]) -> None:
         leaves[own] = leaves[others]
 
 
+def rename(values: dict[str, Any], renamed: dict[str, str]) -> list[str]:
+    """Moves the values of older names, where they are set, to the names that are read; returns lines to say."""
+    notes = []
+    for old, new in renamed.items():
+        if values[old] is not None:
+            values[new] = values[old]
+            notes.append(f"{old}: older name of {new}")
+    return notes
+
+
 def apply(leaves: dict[str, Any]) -> list[str]:
     """Renames the other spellings in `leaves` and checks what has two homes; returns lines to say."""
     notes = _take_sizes(leaves)
