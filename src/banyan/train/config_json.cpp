@@ -136,17 +136,9 @@ void read_engine(const ConfigNode& node, EngineConfig& engine) {
 }
 
 void read_trainer(const ConfigNode& node, TrainerConfig& trainer) {
+  read_any_trainer(node, trainer);
   node.read("critic_warmup", trainer.critic_warmup);
-  node.read("total_epochs", trainer.total_epochs);
-  node.read("total_training_steps", trainer.total_training_steps);
-  node.read("save_freq", trainer.save_freq);
-  node.read("test_freq", trainer.test_freq);
-  node.read("val_before_train", trainer.val_before_train);
-  node.read("default_local_dir", trainer.default_local_dir);
-  node.read("resume_mode", trainer.resume_mode);
-  node.read("resume_from_path", trainer.resume_from_path);
   node.read("max_actor_ckpt_to_keep", trainer.max_actor_ckpt_to_keep);
-  node.read("device", trainer.device);
 }
 
 void read_trainer_v1(const ConfigNode& node, TrainerV1Config& trainer) {

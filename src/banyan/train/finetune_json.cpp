@@ -26,16 +26,8 @@ void read_preference(const ConfigNode& node, PreferenceConfig& preference) {
 }
 
 void read_trainer(const ConfigNode& node, FinetuneTrainerConfig& trainer) {
-  node.read("total_epochs", trainer.total_epochs);
-  node.read("total_training_steps", trainer.total_training_steps);
-  node.read("save_freq", trainer.save_freq);
-  node.read("test_freq", trainer.test_freq);
-  node.read("val_before_train", trainer.val_before_train);
-  node.read("default_local_dir", trainer.default_local_dir);
-  node.read("resume_mode", trainer.resume_mode);
-  node.read("resume_from_path", trainer.resume_from_path);
+  read_any_trainer(node, trainer);
   node.read("max_ckpt_to_keep", trainer.max_ckpt_to_keep);
-  node.read("device", trainer.device);
 }
 
 }  // namespace
