@@ -80,20 +80,10 @@ void actor_metrics(const Config& config, const StepResult& result, Metrics& metr
   double tokens = 0, norm = 0, skipped = 0;
   algo::MetricMap correction = result.advantage.correction;
   for (const UpdateResult& update : result.updates) {
-    const algo::LossMetrics& loss = update.loss;
     tokens += update.num_tokens;
     norm += update.grad_norm;
     skipped += update.skipped ? 1.0 : 0.0;
-    sum.loss += loss.loss;
-    sum.pg_loss += loss.pg_loss;
-    sum.kl_loss += loss.kl_loss;
-    sum.entropy_loss += loss.entropy_loss;
-    sum.clipped_tokens += loss.clipped_tokens;
-    sum.clipped_lower_tokens += loss.clipped_lower_tokens;
-    sum.neg_log_ratio_sum += loss.neg_log_ratio_sum;
-    sum.max_abs_ratio_minus_one =
-        std::max(sum.max_abs_ratio_minus_one, loss.max_abs_ratio_minus_one);
-    algo::merge(loss.extra, sum.extra);
+    add(update.loss, sum);
     algo::merge(update.correction, correction);
   }
   for (const auto& [name, metric] : correction) {

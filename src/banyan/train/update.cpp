@@ -16,7 +16,6 @@
 #include "banyan/train/verify.h"
 
 namespace banyan::train {
-namespace {
 
 void add(const algo::LossMetrics& from, algo::LossMetrics& to) {
   to.loss += from.loss;
@@ -30,8 +29,6 @@ void add(const algo::LossMetrics& from, algo::LossMetrics& to) {
   to.max_abs_ratio_minus_one = std::max(to.max_abs_ratio_minus_one, from.max_abs_ratio_minus_one);
   algo::merge(from.extra, to.extra);
 }
-
-}  // namespace
 
 algo::LossOptions loss_options(const Config& config) {
   const ActorConfig& actor = config.actor;
