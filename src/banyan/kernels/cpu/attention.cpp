@@ -158,17 +158,28 @@ void merge_tile(int64_t rows,
   }
 }
 
-// out = bf16(O / l) and lse = m + log l of one row.
+// out = bf16(O / l) of neighbouring rows.
 BANYAN_MULTIVERSION
-void finish_row(int64_t head_dim,
-                float max,
-                float sum,
-                const float* __restrict acc,
-                uint16_t* __restrict out,
-                float* __restrict lse) {
-  const float inverse = 1.0f / sum;
-  for (int64_t d = 0; d < head_dim; ++d) out[d] = f32_to_bf16(acc[d] * inverse);
-  if (lse != nullptr) *lse = max + log_f32(sum);
+void finish_rows(int64_t rows,
+                 int64_t head_dim,
+                 const float* __restrict sum,
+                 const float* __restrict acc,
+                 uint16_t* __restrict out) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const float inverse = 1.0f / sum[row];
+    for (int64_t d = 0; d < head_dim; ++d) {
+      out[row * head_dim + d] = f32_to_bf16(acc[row * head_dim + d] * inverse);
+    }
+  }
+}
+
+// lse = m + log l
+BANYAN_MULTIVERSION
+void log_sums(int64_t rows,
+              const float* __restrict max,
+              const float* __restrict sum,
+              float* __restrict lse) {
+  for (int64_t row = 0; row < rows; ++row) lse[row] = max[row] + log_f32(sum[row]);
 }
 
 namespace {
@@ -307,17 +318,13 @@ class AttendBlock {
   }
 
   void store(int64_t kv_head, int64_t begin, int64_t end, uint16_t* out, float* lse) {
+    float* logs = scratch_.alpha;
+    if (lse != nullptr) log_sums((end - begin) * group_, scratch_.max, scratch_.sum, logs);
     for (int64_t t = begin; t < end; ++t) {
-      for (int64_t g = 0; g < group_; ++g) {
-        const int64_t row = (t - begin) * group_ + g;
-        const int64_t head = t * input_.shape.num_heads + kv_head * group_ + g;
-        finish_row(dim_,
-                   scratch_.max[row],
-                   scratch_.sum[row],
-                   scratch_.out + row * dim_,
-                   out + head * dim_,
-                   lse == nullptr ? nullptr : lse + head);
-      }
+      const int64_t row = (t - begin) * group_;
+      const int64_t head = t * input_.shape.num_heads + kv_head * group_;
+      finish_rows(group_, dim_, scratch_.sum + row, scratch_.out + row * dim_, out + head * dim_);
+      if (lse != nullptr) std::copy_n(logs + row, group_, lse + head);
     }
   }
 

@@ -20,6 +20,7 @@ namespace banyan::kernels {
 namespace {
 
 constexpr int64_t kTile = kTileTokens;
+constexpr int64_t kLineElements = 32;              // bf16 in a cache line
 constexpr int64_t kSumsBytes = int64_t{32} << 20;  // more than one kv head only within it
 
 // What the query heads of one kv head keep: [group][T - C], one row step longer.
@@ -82,10 +83,9 @@ class Backward {
 
   // lse and delta of the rows of a tile.
   void prepare(int64_t tile) const {
-    for (int64_t g = 0; g < group_; ++g) {
-      const int64_t head = kv_head_ * group_ + g;
-      for (int64_t row = in_.tile_begins[tile]; row < in_.tile_begins[tile + 1]; ++row) {
-        const int64_t from = row * heads_ + head;
+    for (int64_t row = in_.tile_begins[tile]; row < in_.tile_begins[tile + 1]; ++row) {
+      for (int64_t g = 0; g < group_; ++g) {
+        const int64_t from = row * heads_ + kv_head_ * group_ + g;
         sums_.lse[g * queries_ + row] = in_.lse[from];
         sums_.delta[g * queries_ + row] =
             row_dot(dim_, in_.grad_out + from * dim_, in_.out + from * dim_);
@@ -106,6 +106,11 @@ class Backward {
       for (int64_t g = 0; g < group_; ++g) {
         const Part part = part_of(in_.chunks[run.first_chunk], tile);
         GradientTile work = pack_queries(part, g, local);
+        if (g + 1 < group_) {
+          fetch_queries(part, g + 1);
+        } else if (tile + 1 < run.last_tile) {
+          fetch_queries(part_of(in_.chunks[run.first_chunk], tile + 1), 0);
+        }
         float* dq = sums_.dq + (g * queries_ + part.begin) * dim_;
         // The first to add to a tile finds nothing there.
         bool add = turn > 0;
@@ -188,6 +193,20 @@ class Backward {
     for (int64_t i = 0; i < part.rows; ++i) rows[i] = work.grad_out + i * work.grad_stride;
     pack_pairs(rows, part.rows, width, dim_, local.grad_pairs);
     return work;
+  }
+
+  // Into the second-level cache, while others are multiplied.
+  void fetch_queries(const Part& part, int64_t g) const {
+    const int64_t head = kv_head_ * group_ + g;
+    const auto fetch = [&](const uint16_t* row) {
+      for (int64_t d = 0; d < dim_; d += kLineElements) {
+        __builtin_prefetch(row + d, /*rw=*/0, /*locality=*/2);
+      }
+    };
+    for (int64_t row = part.begin; row < part.begin + part.rows; ++row) {
+      fetch(in_.q + row * in_.q_stride + head * dim_);
+      fetch(in_.grad_out + (row * heads_ + head) * dim_);
+    }
   }
 
   static int64_t size(const TrieChunk& chunk) { return chunk.end - chunk.begin; }

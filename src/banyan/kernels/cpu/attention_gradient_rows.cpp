@@ -6,6 +6,7 @@
 
 #include "banyan/core/error.h"
 #include "banyan/kernels/cpu/gemm.h"
+#include "banyan/kernels/cpu/multiversion.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -103,7 +104,7 @@ void multiply(const Product& p, int64_t rows, int64_t columns) {
 }
 
 // exp_f32 (vecmath.h), sixteen at a time; zero where the mask is.
-inline __m512 masked_exp(__mmask16 mask, __m512 x) {
+BANYAN_INLINE __m512 masked_exp(__mmask16 mask, __m512 x) {
   const __m512 kShift = _mm512_set1_ps(12582912.0f);
   __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-88.0f), x);
   clamped = _mm512_min_ps(_mm512_set1_ps(89.0f), clamped);
@@ -122,15 +123,16 @@ inline __m512 masked_exp(__mmask16 mask, __m512 x) {
   __m512i exponent = _mm512_sub_epi32(_mm512_castps_si512(shifted), shift_bits);
   exponent = _mm512_max_epi32(exponent, _mm512_setzero_si512());
   const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
-  return _mm512_maskz_mul_ps(mask, _mm512_mul_ps(p, scale), _mm512_set1_ps(2.0f));
+  const __m512 half = _mm512_mul_ps(p, scale);
+  return _mm512_maskz_add_ps(mask, half, half);
 }
 
-inline __mmask16 first_lanes(int64_t count) {
+BANYAN_INLINE __mmask16 first_lanes(int64_t count) {
   return static_cast<__mmask16>(count >= 16 ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
 }
 
 // Words [even bf16, odd bf16] of two halves that stand one after the other.
-inline __m512i interleave(__m512i halves) {
+BANYAN_INLINE __m512i interleave(__m512i halves) {
   alignas(64) static constexpr uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                                       21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                                       11, 27, 12, 28, 13, 29, 14, 30, 15, 31};

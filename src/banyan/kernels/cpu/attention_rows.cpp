@@ -5,6 +5,7 @@
 #include "banyan/kernels/cpu/attention_tile.h"
 #include "banyan/kernels/cpu/bf16_product.h"
 #include "banyan/kernels/cpu/gemm.h"
+#include "banyan/kernels/cpu/multiversion.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -23,7 +24,7 @@ namespace {
 constexpr int kRows = 6;
 
 // exp_f32 (vecmath.h) of x <= 0, sixteen at a time.
-inline __m512 exp_down(__m512 x) {
+BANYAN_INLINE __m512 exp_down(__m512 x) {
   const __m512 kShift = _mm512_set1_ps(12582912.0f);
   const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-88.0f), x);
   const __m512 shifted = _mm512_fmadd_ps(clamped, _mm512_set1_ps(1.44269504088896341f), kShift);
@@ -41,7 +42,8 @@ inline __m512 exp_down(__m512 x) {
   __m512i exponent = _mm512_sub_epi32(_mm512_castps_si512(shifted), shift_bits);
   exponent = _mm512_max_epi32(exponent, _mm512_setzero_si512());
   const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
-  return _mm512_mul_ps(_mm512_mul_ps(p, scale), _mm512_set1_ps(2.0f));
+  const __m512 half = _mm512_mul_ps(p, scale);
+  return _mm512_add_ps(half, half);
 }
 
 // Lanes::sum of lanes.h.
