@@ -81,22 +81,10 @@ class Backward {
         group_(input.shape.group()),
         queries_(input.num_queries()) {}
 
-  // lse and delta of the rows of a tile.
-  void prepare(int64_t tile) const {
-    for (int64_t row = in_.tile_begins[tile]; row < in_.tile_begins[tile + 1]; ++row) {
-      for (int64_t g = 0; g < group_; ++g) {
-        const int64_t from = row * heads_ + kv_head_ * group_ + g;
-        sums_.lse[g * queries_ + row] = in_.lse[from];
-        sums_.delta[g * queries_ + row] =
-            row_dot(dim_, in_.grad_out + from * dim_, in_.out + from * dim_);
-      }
-    }
-    turns_.reset(tile);
-  }
-
   // One run with all queries of its subtree.
   void run(int64_t index, const Local& local) const {
     const ChunkRun& run = in_.runs[index];
+    fetch_keys(run);
     for (int64_t i = run.first_chunk; i < run.last_chunk; ++i) {
       pack_keys(in_.chunks[i], (i - run.first_chunk) * kTile * dim_, local);
     }
@@ -195,14 +183,28 @@ class Backward {
     return work;
   }
 
-  // Into the second-level cache, while others are multiplied.
+  // Into the second-level cache.
+  void fetch(const uint16_t* row) const {
+    for (int64_t d = 0; d < dim_; d += kLineElements) {
+      __builtin_prefetch(row + d, /*rw=*/0, /*locality=*/2);
+    }
+  }
+
+  // All rows at once, rather than as they are packed.
+  void fetch_keys(const ChunkRun& run) const {
+    for (int64_t i = in_.chunks[run.first_chunk].begin; i < in_.chunks[run.last_chunk - 1].end;
+         ++i) {
+      fetch(in_.k[i] + kv_head_ * dim_);
+      fetch(in_.v[i] + kv_head_ * dim_);
+    }
+    if (run.first_tile < run.last_tile) {
+      fetch_queries(part_of(in_.chunks[run.first_chunk], run.first_tile), 0);
+    }
+  }
+
+  // While others are multiplied.
   void fetch_queries(const Part& part, int64_t g) const {
     const int64_t head = kv_head_ * group_ + g;
-    const auto fetch = [&](const uint16_t* row) {
-      for (int64_t d = 0; d < dim_; d += kLineElements) {
-        __builtin_prefetch(row + d, /*rw=*/0, /*locality=*/2);
-      }
-    };
     for (int64_t row = part.begin; row < part.begin + part.rows; ++row) {
       fetch(in_.q + row * in_.q_stride + head * dim_);
       fetch(in_.grad_out + (row * heads_ + head) * dim_);
@@ -260,6 +262,25 @@ class Backward {
   int64_t queries_;
 };
 
+// lse and delta of the rows of a tile, of kv heads [first, first + sums.size()).
+void prepare_rows(const AttendBackwardInput& in,
+                  int64_t tile,
+                  int64_t first,
+                  const std::vector<RowSums>& sums) {
+  const int64_t group = in.shape.group();
+  const int64_t dim = in.shape.head_dim;
+  const int64_t heads = static_cast<int64_t>(sums.size()) * group;
+  for (int64_t row = in.tile_begins[tile]; row < in.tile_begins[tile + 1]; ++row) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const RowSums& to = sums[h / group];
+      const int64_t at = h % group * in.num_queries() + row;
+      const int64_t from = row * in.shape.num_heads + first * group + h;
+      to.lse[at] = in.lse[from];
+      to.delta[at] = row_dot(dim, in.grad_out + from * dim, in.out + from * dim);
+    }
+  }
+}
+
 }  // namespace
 
 void attend_backward(const AttendBackwardInput& input,
@@ -288,8 +309,11 @@ void attend_backward(const AttendBackwardInput& input,
       const int64_t h = item % heads;
       return Backward(input, gradients, sums[h], turns[h], first + h);
     };
-    for_each_item(heads * input.num_tiles, [&](const auto& next) {
-      for (int64_t item = next(); item >= 0; item = next()) backward(item).prepare(item / heads);
+    for_each_item(input.num_tiles, [&](const auto& next) {
+      for (int64_t tile = next(); tile >= 0; tile = next()) {
+        prepare_rows(input, tile, first, sums);
+        for (Turns& turn : turns) turn.reset(tile);
+      }
     });
     for_each_item(heads * input.num_runs, [&](const auto& next) {
       static thread_local Scratch scratch;
