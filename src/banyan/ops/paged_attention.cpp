@@ -14,6 +14,7 @@
 
 #include "banyan/core/error.h"
 #include "banyan/kernels/cpu/attention.h"
+#include "banyan/kernels/cpu/huge_pages.h"
 #include "banyan/kernels/cpu/work_items.h"
 #include "banyan/ops/detail/attention_aten.h"
 #include "banyan/ops/detail/attention_check.h"
@@ -53,6 +54,9 @@ KvPool::KvPool(int64_t num_layers,
         is_native(options)
             ? at::empty({num_pages, num_kv_heads, 2, kPathTile * head_dim}, tensor_options)
             : at::zeros({num_pages, kPathTile, num_kv_heads, 2, head_dim}, tensor_options));
+    if (is_native(options)) {
+      kernels::advise_huge_pages(layers_.back().data_ptr(), layers_.back().nbytes());
+    }
   }
 }
 

@@ -121,6 +121,9 @@ Tile tile_for(int64_t rows, int64_t vectors, int64_t lines, bool is_masked) {
   }
 }
 
+// Lines for each pair, as there are tiles for.
+int64_t lines_of(int64_t step) { return step > 2 * kLine ? 4 : (step + kLine - 1) / kLine; }
+
 }  // namespace
 
 }  // namespace banyan::kernels
@@ -141,8 +144,9 @@ void bf16_product(const Bf16Product& p) {
   const int64_t blocks = (p.rows + kRows - 1) / kRows;
   // Spread over all the pairs that are multiplied, in steps that leave no line out.
   const int64_t steps = std::max<int64_t>(pairs * blocks, 1);
-  const int64_t step = p.ahead == nullptr ? 0 : (p.ahead_bytes + steps - 1) / steps;
-  const int64_t lines = step > 2 * kLine ? 4 : (step + kLine - 1) / kLine;
+  const bool queued = p.then != nullptr && !p.then->empty();
+  int64_t step = p.ahead == nullptr ? 0 : (p.ahead_bytes + steps - 1) / steps;
+  if (queued && step > 0) step = std::max(step, kLine);  // so that blocks are left for the queue
   for (int64_t column = 0; column < p.columns; column += kColumns) {
     const int64_t columns = std::min(kColumns, p.columns - column);
     const int64_t vectors = (columns + 15) / 16;
@@ -153,7 +157,13 @@ void bf16_product(const Bf16Product& p) {
     int64_t row = 0;
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t rows = (p.rows - row + blocks - block - 1) / (blocks - block);
-      tile_for(rows, vectors, left > 0 ? lines : 0, is_masked)(p, row, column, mask, ahead);
+      if (left <= 0) {
+        // A line for every other pair: at one for each, reading the panel itself is held up.
+        const FetchQueue::Range range =
+            queued ? p.then->take(pairs * kLine / 2) : FetchQueue::Range{};
+        ahead = {range.at, (range.bytes + pairs - 1) / std::max<int64_t>(pairs, 1)};
+      }
+      tile_for(rows, vectors, lines_of(ahead.step), is_masked)(p, row, column, mask, ahead);
       row += rows;
       ahead.at += step * pairs;
       left -= step * pairs;

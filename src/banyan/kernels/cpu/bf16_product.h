@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "banyan/kernels/cpu/fetch_queue.h"
+
 namespace banyan::kernels {
 
 // True on a processor with avx512_bf16 (the build always has the code on x86-64).
@@ -30,6 +32,7 @@ struct Bf16Product {
   // Fetched into the second-level cache while multiplying, evenly; null: nothing.
   const void* ahead = nullptr;
   int64_t ahead_bytes = 0;
+  FetchQueue* then = nullptr;  // fetched behind it, as far as the product lasts; or null
 };
 
 // One thread. Only where bf16_product_available().

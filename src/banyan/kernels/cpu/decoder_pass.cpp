@@ -5,11 +5,12 @@
 #include <cstring>
 #include <utility>
 
+#include "banyan/kernels/cpu/pass_pages.h"
+#include "banyan/kernels/cpu/pass_stores.h"
 #include "banyan/kernels/cpu/rms_norm.h"
 #include "banyan/kernels/cpu/rope.h"
 #include "banyan/kernels/cpu/swiglu.h"
 #include "banyan/kernels/cpu/team_gemm.h"
-#include "banyan/kernels/cpu/vecmath.h"
 #include "banyan/kernels/cpu/work_items.h"
 
 namespace banyan::kernels {
@@ -19,72 +20,6 @@ constexpr int64_t kTicketsPerLayer = 5;
 
 const uint16_t* bits(const BFloat16* x) { return reinterpret_cast<const uint16_t*>(x); }
 const BFloat16* values(const uint16_t* x) { return reinterpret_cast<const BFloat16*>(x); }
-
-// x = bf16(bf16(c + bias) + x)
-BANYAN_MULTIVERSION
-void add_rounded(const float* __restrict c,
-                 int64_t ldc,
-                 int64_t rows,
-                 int64_t columns,
-                 const uint16_t* __restrict bias,
-                 uint16_t* __restrict x,
-                 int64_t ldx) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* from = c + r * ldc;
-    uint16_t* to = x + r * ldx;
-    if (bias != nullptr) {
-      for (int64_t j = 0; j < columns; ++j) {
-        const float y = bf16_to_f32(f32_to_bf16(from[j] + bf16_to_f32(bias[j])));
-        to[j] = f32_to_bf16(y + bf16_to_f32(to[j]));
-      }
-    } else {
-      for (int64_t j = 0; j < columns; ++j) {
-        to[j] = f32_to_bf16(bf16_to_f32(f32_to_bf16(from[j])) + bf16_to_f32(to[j]));
-      }
-    }
-  }
-}
-
-// act = silu(g) u of tiles of gate and up, both rounded to bf16 first.
-template <bool kBias>
-BANYAN_INLINE void swiglu_of_tiles(const float* __restrict gate,
-                                   const float* __restrict up,
-                                   int64_t ld,
-                                   int64_t rows,
-                                   int64_t columns,
-                                   const uint16_t* __restrict gate_bias,
-                                   const uint16_t* __restrict up_bias,
-                                   uint16_t* __restrict act,
-                                   int64_t ld_act) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* gates = gate + r * ld;
-    const float* ups = up + r * ld;
-    uint16_t* out = act + r * ld_act;
-    for (int64_t j = 0; j < columns; ++j) {
-      const float raw_gate = kBias ? gates[j] + bf16_to_f32(gate_bias[j]) : gates[j];
-      const float raw_up = kBias ? ups[j] + bf16_to_f32(up_bias[j]) : ups[j];
-      const float g = bf16_to_f32(f32_to_bf16(raw_gate));
-      out[j] = f32_to_bf16(g * sigmoid_f32(g) * bf16_to_f32(f32_to_bf16(raw_up)));
-    }
-  }
-}
-
-BANYAN_MULTIVERSION
-void swiglu_tiles(const float* gate,
-                  const float* up,
-                  int64_t ld,
-                  int64_t rows,
-                  int64_t columns,
-                  const uint16_t* gate_bias,
-                  const uint16_t* up_bias,
-                  uint16_t* act,
-                  int64_t ld_act) {
-  if (gate_bias == nullptr) {
-    swiglu_of_tiles<false>(gate, up, ld, rows, columns, nullptr, nullptr, act, ld_act);
-  } else {
-    swiglu_of_tiles<true>(gate, up, ld, rows, columns, gate_bias, up_bias, act, ld_act);
-  }
-}
 
 struct Widths {
   explicit Widths(const PassModel& model)
@@ -118,6 +53,7 @@ void PassWorkspace::reserve(const PassModel& model, const PassRows& in) {
   const AttendPlan plan = attend_plan(input_of(model, in), at::get_num_threads());
   member_bytes_ = member_bytes(model, plan);
   attention_.get<std::byte>(member_bytes_ * at::get_num_threads());
+  if (static_cast<int>(pages_.size()) < at::get_num_threads()) pages_.resize(at::get_num_threads());
   if (tickets_.size() != model.layers.size() * kTicketsPerLayer) {
     tickets_ = std::vector<Tickets>(model.layers.size() * kTicketsPerLayer);
   }
@@ -164,10 +100,12 @@ class PassRun {
         at_(workspace.at_),
         num_rows_(rows.num_tokens),
         all_wanted_(all_wanted),
+        pages_(workspace.pages_[member.rank()]),
         hidden_(hidden),
         member_(member) {}
 
   void run() {
+    queue_pages(model_.layers[0]);
     embed();
     for (size_t i = 0; i < model_.layers.size(); ++i) {
       const PassLayer& layer = model_.layers[i];
@@ -176,6 +114,7 @@ class PassRun {
       rotate_and_write(layer);
       if (last && in_.num_wanted == 0) break;
       attend(layer);
+      if (!last) queue_pages(model_.layers[i + 1]);
       if (last && !all_wanted_) keep_wanted();
       project_and_add(layer.out, at_.attended, widths_.q, layer.gate_up.weight);
       norm_rows(layer.post_norm);
@@ -189,6 +128,13 @@ class PassRun {
   }
 
  private:
+  // The pages of the member's part of the rows, which it attends if nobody is held up.
+  void queue_pages(const PassLayer& layer) {
+    const int64_t n = in_.num_writes;
+    queue_pages_of(
+        in_, model_.attention, layer.tiles, member_.first_of(n), member_.last_of(n), pages_);
+  }
+
   void embed() {
     const uint16_t* weight = model_.layers[0].input_norm;
     for (int64_t t = member_.first_of(num_rows_); t < member_.last_of(num_rows_); ++t) {
@@ -222,19 +168,23 @@ class PassRun {
                      const Panels& next,
                      uint16_t* out,
                      int64_t ld_out) {
-    team_gemm<1>(
-        member_,
-        *tickets_++,
-        {.a = values(a), .lda = lda, .rows = num_rows_, .weight = product.weight, .next = next},
-        [&](const auto& tiles, int64_t row, int64_t n, int64_t column, int64_t columns) {
-          store_bf16(tiles[0],
-                     kPanel,
-                     n,
-                     columns,
-                     product.bias == nullptr ? nullptr : product.bias + column,
-                     reinterpret_cast<BFloat16*>(out + row * ld_out + column),
-                     ld_out);
-        });
+    team_gemm<1>(member_,
+                 *tickets_++,
+                 {.a = values(a),
+                  .lda = lda,
+                  .rows = num_rows_,
+                  .weight = product.weight,
+                  .next = next,
+                  .then = &pages_},
+                 [&](const auto& tiles, int64_t row, int64_t n, int64_t column, int64_t columns) {
+                   store_bf16(tiles[0],
+                              kPanel,
+                              n,
+                              columns,
+                              product.bias == nullptr ? nullptr : product.bias + column,
+                              reinterpret_cast<BFloat16*>(out + row * ld_out + column),
+                              ld_out);
+                 });
     member_.barrier();
   }
 
@@ -242,19 +192,23 @@ class PassRun {
                        const uint16_t* a,
                        int64_t lda,
                        const Panels& next) {
-    team_gemm<1>(
-        member_,
-        *tickets_++,
-        {.a = values(a), .lda = lda, .rows = num_rows_, .weight = product.weight, .next = next},
-        [&](const auto& tiles, int64_t row, int64_t n, int64_t column, int64_t columns) {
-          add_rounded(tiles[0],
-                      kPanel,
-                      n,
-                      columns,
-                      product.bias == nullptr ? nullptr : bits(product.bias) + column,
-                      at_.x + row * widths_.x + column,
-                      widths_.x);
-        });
+    team_gemm<1>(member_,
+                 *tickets_++,
+                 {.a = values(a),
+                  .lda = lda,
+                  .rows = num_rows_,
+                  .weight = product.weight,
+                  .next = next,
+                  .then = &pages_},
+                 [&](const auto& tiles, int64_t row, int64_t n, int64_t column, int64_t columns) {
+                   add_rounded(tiles[0],
+                               kPanel,
+                               n,
+                               columns,
+                               product.bias == nullptr ? nullptr : bits(product.bias) + column,
+                               at_.x + row * widths_.x + column,
+                               widths_.x);
+                 });
     member_.barrier();
   }
 
@@ -273,7 +227,8 @@ class PassRun {
                     .lda = widths_.x,
                     .rows = num_rows_,
                     .weight = product.weight,
-                    .next = layer.down.weight},
+                    .next = layer.down.weight,
+                    .then = &pages_},
                    [&](const auto& tiles, int64_t row, int64_t n, int64_t column, int64_t columns) {
                      const uint16_t* bias = bits(product.bias);
                      swiglu_tiles(tiles[0],
@@ -375,6 +330,7 @@ class PassRun {
   PassWorkspace::Buffers at_;  // the member's own view: keep_wanted exchanges buffers
   int64_t num_rows_;
   bool all_wanted_;  // in order
+  FetchQueue& pages_;
   uint16_t* hidden_;
   Team::Member& member_;
 };

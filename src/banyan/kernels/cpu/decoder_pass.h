@@ -91,6 +91,7 @@ class PassWorkspace {
   Scratch attention_;         // of all members
   int64_t member_bytes_ = 0;  // of each
   std::vector<Tickets> tickets_;
+  std::vector<FetchQueue> pages_;  // of each member: the pages that it will attend
   struct Buffers {
     uint16_t* x = nullptr;         // [T, E]: the residual stream
     uint16_t* h = nullptr;         // [T, E even]: output of a norm

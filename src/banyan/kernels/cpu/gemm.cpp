@@ -240,7 +240,8 @@ void gemm_tile(const RowTile& a,
                   .c = c,
                   .ldc = ldc,
                   .ahead = ahead.at,
-                  .ahead_bytes = ahead.bytes});
+                  .ahead_bytes = ahead.bytes,
+                  .then = ahead.then});
   } else if (kernel != TileKernel::kPortable) {
     at::native::cpublas::brgemm(a.rows,
                                 columns,

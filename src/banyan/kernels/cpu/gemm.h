@@ -21,6 +21,7 @@
 
 #include <cstdint>
 
+#include "banyan/kernels/cpu/fetch_queue.h"
 #include "banyan/kernels/cpu/scratch.h"
 
 namespace banyan::kernels {
@@ -120,6 +121,7 @@ RowTile row_tile(const BFloat16* a, int64_t lda, int64_t rows, int64_t depth, Sc
 struct Ahead {
   const void* at = nullptr;
   int64_t bytes = 0;
+  FetchQueue* then = nullptr;  // behind it, as far as the product lasts; or null
 };
 
 // c [rows, columns] (+)= a [rows, depth] b, one thread. `b` points into a panel; rows is a multiple

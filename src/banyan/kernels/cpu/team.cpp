@@ -2,13 +2,11 @@
 #include "banyan/kernels/cpu/team.h"
 
 #include <string>
-#include <thread>
 
 namespace banyan::kernels {
 namespace {
 
 constexpr int kSpins = 2000;  // some tens of microseconds: longer than a balanced phase needs
-constexpr int kYields = 50;
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -22,10 +20,6 @@ void Team::wait_while(const std::atomic<uint32_t>& word, uint32_t old) {
   for (int i = 0; i < kSpins; ++i) {
     if (word.load(std::memory_order_acquire) != old) return;
     relax();
-  }
-  for (int i = 0; i < kYields; ++i) {
-    if (word.load(std::memory_order_acquire) != old) return;
-    std::this_thread::yield();
   }
   while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
 }

@@ -4,7 +4,8 @@
 //
 // The threads are those of at::parallel_for, so nothing competes with them for the cores; between
 // passes they sleep or spin as the pool lets them. At a barrier a member spins for a moment, then
-// yields, then sleeps until the last one comes.
+// sleeps until the last one comes. It does not yield: newer
+// schedulers of Linux charge a thread a whole slice for that.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -66,7 +67,7 @@ class Team {
   // Waits until all of [0, wanted) has been handed out; the member's rank.
   int64_t join(int64_t count, int64_t wanted);
   void fail();
-  // Spins, yields, then sleeps while `word` is `old`.
+  // Spins, then sleeps while `word` is `old`.
   static void wait_while(const std::atomic<uint32_t>& word, uint32_t old);
   // word <- value, and all who wait for it go on.
   static void announce(std::atomic<uint32_t>& word, uint32_t value);

@@ -20,7 +20,8 @@ struct TeamGemm {
   int64_t lda = 0;              // the depth is odd, may be read; that column is zero
   int64_t rows = 0;
   Panels weight;
-  Panels next;  // of the following product, or empty
+  Panels next;                 // of the following product, or empty
+  FetchQueue* then = nullptr;  // of the member: what it reads after that; or null
 };
 
 // What one member computes of a TeamGemm, and in what pieces.
@@ -89,7 +90,7 @@ void team_gemm(const Team::Member& member,
       const int64_t n = std::min(kRowTile, last - row);
       const RowTile rows{gemm.a + row * gemm.lda, gemm.lda, round_up(n, row_step())};
       for (int64_t part = 0; part < kParts; ++part) {
-        Ahead ahead;
+        Ahead ahead{.then = gemm.then};
         if (fetch && following < items.count()) {
           ahead.bytes = divide_up(panel_bytes, row_tiles);
           ahead.at =
