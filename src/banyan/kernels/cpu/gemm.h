@@ -141,9 +141,26 @@ void gemm_tile_portable(const RowTile& a,
                         bool add,
                         float* c,
                         int64_t ldc);
-// c [rows, columns] += a b for a tile that may stick out: rows <= a.rows <= kRowTile, columns <=
-// kPanel. With register tiles a whole panel takes any number of rows.
-void add_product(const RowTile& a,
+// Rows that are packed together; a multiple of both the rows of a group and kRowStep.
+inline constexpr int64_t kPackRows = 96;
+// Rows of an A that stand as columns, packed for add_product with depth `whole` in all: in groups
+// (matmul_block.h) for register tiles, else row by row. Where row `row` begins, a multiple of
+// kPackRows, and the values of that many rows.
+int64_t packed_rows_offset(int64_t row, int64_t whole);
+// x [depth, rows] (row stride ld) -> depth [first, first + padded_depth) of `rows` rows, with zeros
+// from `depth` on. first, padded_depth and whole are multiples of 32.
+void pack_transposed_rows(const BFloat16* x,
+                          int64_t ld,
+                          int64_t depth,
+                          int64_t rows,
+                          int64_t padded_depth,
+                          BFloat16* out,
+                          int64_t whole,
+                          int64_t first = 0);
+// c [rows, columns] += a b: rows so packed, the first `depth` (even) of the panel b, columns <=
+// kPanel.
+void add_product(const BFloat16* a,
+                 int64_t whole,
                  const BFloat16* b,
                  int64_t depth,
                  int64_t rows,
@@ -153,10 +170,20 @@ void add_product(const RowTile& a,
 // Call on a thread that has finished its tiles (gives the AMX tile state back).
 void gemm_release();
 
-// Packs x [rows, columns] (row stride ld) as one panel over its rows: out [depth / 2][64][2], zero
-// rows up to `depth` (even), zero columns up to kPanel.
-void pack_panel(
-    const BFloat16* x, int64_t ld, int64_t rows, int64_t columns, int64_t depth, BFloat16* out);
+// x [rows, columns] (row stride ld) as panels over its rows, `stride` values apart: depth [first,
+// first + padded_rows) of [depth / 2][64][2], with zero rows from `rows` on and zero columns up to
+// a whole panel. first and padded_rows are even.
+void pack_panels(const BFloat16* x,
+                 int64_t ld,
+                 int64_t rows,
+                 int64_t columns,
+                 int64_t padded_rows,
+                 BFloat16* out,
+                 int64_t stride,
+                 int64_t first = 0);
+// A stride for panels of this depth that are written side by side: they do not all begin in the
+// same lines of a cache.
+constexpr int64_t panel_stride(int64_t depth) { return kPanel * (depth + 2); }
 // x [rows, columns] -> out [columns, rows], row stride ld_out, zeros up to `depth` entries
 // (multiple of 32).
 void transpose(const BFloat16* x,

@@ -94,20 +94,31 @@ void pack_columns(const float* w, int64_t ld, int64_t rows, int64_t columns, uin
   }
 }
 
+// Rows are read through all panels, so that they come in streams.
 BANYAN_MULTIVERSION
-void interleave_rows(
-    const uint16_t* x, int64_t ld, int64_t rows, int64_t columns, int64_t depth, uint32_t* out) {
-  for (int64_t row = 0; row < depth; row += 2, out += kPanel) {
+void interleave_rows(const uint16_t* x,
+                     int64_t ld,
+                     int64_t rows,
+                     int64_t columns,
+                     int64_t depth,
+                     uint32_t* out,
+                     int64_t panel_words) {
+  for (int64_t row = 0; row < depth; row += 2) {
     const uint16_t* even = x + row * ld;
     const uint16_t* odd = even + ld;
-    if (row + 1 < rows) {
-      for (int64_t j = 0; j < columns; ++j) out[j] = even[j] | static_cast<uint32_t>(odd[j]) << 16;
-    } else if (row < rows) {
-      for (int64_t j = 0; j < columns; ++j) out[j] = even[j];
-    } else {
-      for (int64_t j = 0; j < columns; ++j) out[j] = 0;
+    uint32_t* to = out + row / 2 * kPanel;
+    for (int64_t first = 0; first < columns; first += kPanel, to += panel_words) {
+      const int64_t width = columns - first < kPanel ? columns - first : kPanel;
+      if (row + 1 < rows) {
+        for (int64_t j = 0; j < width; ++j)
+          to[j] = even[first + j] | static_cast<uint32_t>(odd[first + j]) << 16;
+      } else if (row < rows) {
+        for (int64_t j = 0; j < width; ++j) to[j] = even[first + j];
+      } else {
+        for (int64_t j = 0; j < width; ++j) to[j] = 0;
+      }
+      for (int64_t j = width; j < kPanel; ++j) to[j] = 0;
     }
-    for (int64_t j = columns; j < kPanel; ++j) out[j] = 0;
   }
 }
 
@@ -189,14 +200,21 @@ void unpack_row_transposed(const Panels& weight_t, int64_t row, BFloat16* values
   }
 }
 
-void pack_panel(
-    const BFloat16* x, int64_t ld, int64_t rows, int64_t columns, int64_t depth, BFloat16* out) {
+void pack_panels(const BFloat16* x,
+                 int64_t ld,
+                 int64_t rows,
+                 int64_t columns,
+                 int64_t padded_rows,
+                 BFloat16* out,
+                 int64_t stride,
+                 int64_t first) {
   interleave_rows(reinterpret_cast<const uint16_t*>(x),
                   ld,
                   rows,
                   columns,
-                  depth,
-                  reinterpret_cast<uint32_t*>(out));
+                  padded_rows,
+                  reinterpret_cast<uint32_t*>(out) + first / 2 * kPanel,
+                  stride / 2);
 }
 
 void transpose(const BFloat16* x,

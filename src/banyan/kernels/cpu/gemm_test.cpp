@@ -131,24 +131,38 @@ TEST(Gemm, RoundsTheSumWithBiasAndResidual) {
 
 TEST(MatmulBlock, HasTheBitsOfTheTileKernel) {
   if (!bf16_product_available()) return;  // never called there
-  const int64_t depth = 96, ldc = 80;
-  const std::vector<BFloat16> a = normal_bf16(kRowTile * depth, 23);
+  const int64_t depth = 96, ldc = 80, ld = 200;
   const std::vector<BFloat16> b = normal_bf16(kPanel * depth, 24);
-  for (const int64_t columns : {32, 64}) {
-    for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 11, 64}) {
-      std::vector<float> got(kRowTile * ldc, 0.25f), want = got;
-      matmul_add({a.data(), depth, rows, b.data(), depth, columns}, got.data(), ldc);
-      bf16_product({.a = a.data(),
-                    .lda = depth,
-                    .rows = rows,
-                    .b = b.data(),
-                    .ldb = kPanel,
-                    .depth = depth,
-                    .columns = columns,
-                    .add = true,
-                    .c = want.data(),
-                    .ldc = ldc});
-      EXPECT_TRUE(same_bits(got.data(), want.data(), kRowTile * ldc)) << columns << " " << rows;
+  for (const int64_t valid : {96, 77, 1}) {  // the depth of x; zeros from there on
+    const std::vector<BFloat16> x = normal_bf16(valid * ld, 23);
+    for (const int64_t columns : {32, 64}) {
+      for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 11, 64, 97, 192, 200}) {
+        std::vector<BFloat16> a(rows * depth),
+            groups(divide_up(rows, kGroupRows) * group_stride(depth));
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t k = 0; k < valid; ++k) a[r * depth + k] = x[k * ld + r];
+        }
+        // In two parts of the depth, the first of them last.
+        const int64_t cut = valid > 64 ? 64 : 0;
+        pack_row_groups(
+            x.data() + cut * ld, ld, valid - cut, rows, depth - cut, groups.data(), depth, cut);
+        if (cut > 0) pack_row_groups(x.data(), ld, cut, rows, cut, groups.data(), depth, 0);
+        std::vector<float> got(rows * ldc, 0.25f), want = got;
+        matmul_add(
+            {groups.data(), group_stride(depth), rows, b.data(), depth, columns}, got.data(), ldc);
+        bf16_product({.a = a.data(),
+                      .lda = depth,
+                      .rows = rows,
+                      .b = b.data(),
+                      .ldb = kPanel,
+                      .depth = depth,
+                      .columns = columns,
+                      .add = true,
+                      .c = want.data(),
+                      .ldc = ldc});
+        EXPECT_TRUE(same_bits(got.data(), want.data(), rows * ldc))
+            << columns << " " << rows << " " << valid;
+      }
     }
   }
 }

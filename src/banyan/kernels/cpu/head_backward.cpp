@@ -73,13 +73,14 @@ struct Chunk {
   int64_t first = 0;
   int64_t rows = 0;
   int64_t padded_rows = 0;     // multiple of kRowTile
-  BFloat16* hidden = nullptr;  // packed over rows: [E panels][padded_rows / 2][64][2]
+  BFloat16* hidden = nullptr;  // packed over rows: panels of E, panel_stride(padded_rows) apart
   BFloat16* dz = nullptr;      // [padded_rows, kVocabChunk + kPad]
-  BFloat16* dz_t = nullptr;    // [kVocabChunk, padded_rows + kPad]
+  BFloat16* dz_t = nullptr;    // a tile of the vocabulary after the other, transposed and packed
   float* dh = nullptr;         // [padded_rows, round_up(E, kPanel)]
 
   int64_t ld_dz() const { return kVocabChunk + kPad; }
   int64_t ld_dz_t() const { return padded_rows + kPad; }
+  int64_t tile_size() const { return packed_rows_offset(kVocabTile, ld_dz_t()); }
 };
 
 class Backward {
@@ -129,15 +130,16 @@ Backward::Backward(const HeadInput& input, const HeadGradients& gradients)
 }
 
 void Backward::pack_hidden(const Chunk& chunk) const {
-  at::parallel_for(0, panels_, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p) {
-      pack_panel(in_.hidden + chunk.first * in_.ld_hidden + p * kPanel,
-                 in_.ld_hidden,
-                 chunk.rows,
-                 std::min(kPanel, width_ - p * kPanel),
-                 chunk.padded_rows,
-                 chunk.hidden + p * kPanel * chunk.padded_rows);
-    }
+  at::parallel_for(0, chunk.padded_rows / kRowTile, 1, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kRowTile;
+    pack_panels(in_.hidden + (chunk.first + first) * in_.ld_hidden,
+                in_.ld_hidden,
+                std::min(chunk.rows, end * kRowTile) - first,
+                width_,
+                end * kRowTile - first,
+                chunk.hidden,
+                panel_stride(chunk.padded_rows),
+                first);
   });
 }
 
@@ -189,13 +191,14 @@ void Backward::tile_gradient(
     std::memset(
         static_cast<void*>(dz + r * chunk.ld_dz()), 0, sizeof(BFloat16) * round_up(columns, 2));
   }
-  transpose(dz,
-            chunk.ld_dz(),
-            rows,
-            columns,
-            kRowTile,
-            chunk.dz_t + column * chunk.ld_dz_t() + row,
-            chunk.ld_dz_t());
+  pack_transposed_rows(dz,
+                       chunk.ld_dz(),
+                       rows,
+                       columns,
+                       kRowTile,
+                       chunk.dz_t + column / kVocabTile * chunk.tile_size(),
+                       chunk.ld_dz_t(),
+                       row);
 }
 
 void Backward::logit_gradients(const Chunk& chunk, int64_t first_token, int64_t tokens) const {
@@ -212,19 +215,23 @@ void Backward::logit_gradients(const Chunk& chunk, int64_t first_token, int64_t 
 }
 
 void Backward::add_to_weight(const Chunk& chunk, int64_t first_token, int64_t tokens) const {
-  for_each_item(divide_up(tokens, kRowTile) * panels_, [&](const auto& next) {
+  constexpr int64_t kBlocks = divide_up(kVocabTile, kPackRows);  // of a tile
+  const int64_t tiles = divide_up(tokens, kVocabTile);
+  for_each_item(tiles * kBlocks * panels_, [&](const auto& next) {
     for (int64_t item = next(); item >= 0; item = next()) {
-      const int64_t token = item / panels_ * kRowTile;
+      const int64_t tile = item / panels_ / kBlocks;
+      const int64_t row = item / panels_ % kBlocks * kPackRows;
+      const int64_t token = tile * kVocabTile + row;
       const int64_t column = item % panels_ * kPanel;
-      const int64_t height = std::min(kRowTile, tokens - token);
-      add_product(
-          {chunk.dz_t + token * chunk.ld_dz_t(), chunk.ld_dz_t(), round_up(height, kRowStep)},
-          chunk.hidden + column * chunk.padded_rows,
-          chunk.padded_rows,
-          height,
-          std::min(kPanel, width_ - column),
-          out_.grad_weight + (first_token + token) * width_ + column,
-          width_);
+      const int64_t left = std::min(kVocabTile - row, tokens - token);
+      add_product(chunk.dz_t + tile * chunk.tile_size() + packed_rows_offset(row, chunk.ld_dz_t()),
+                  chunk.ld_dz_t(),
+                  chunk.hidden + column / kPanel * panel_stride(chunk.padded_rows),
+                  chunk.padded_rows,
+                  std::min(kPackRows, left),
+                  std::min(kPanel, width_ - column),
+                  out_.grad_weight + (first_token + token) * width_ + column,
+                  width_);
     }
     gemm_release();
   });
@@ -267,9 +274,9 @@ void Backward::run() {
     chunk.first = first;
     chunk.rows = std::min(kRowChunk, in_.rows - first);
     chunk.padded_rows = round_up(chunk.rows, kRowTile);
-    chunk.hidden = hidden_scratch.get<BFloat16>(panels_ * kPanel * chunk.padded_rows);
+    chunk.hidden = hidden_scratch.get<BFloat16>(panels_ * panel_stride(chunk.padded_rows));
     chunk.dz = dz_scratch.get<BFloat16>(chunk.padded_rows * chunk.ld_dz());
-    chunk.dz_t = dz_t_scratch.get<BFloat16>(kVocabChunk * chunk.ld_dz_t());
+    chunk.dz_t = dz_t_scratch.get<BFloat16>(kVocabChunk / kVocabTile * chunk.tile_size());
     chunk.dh = dh_scratch.get<float>(chunk.padded_rows * panels_ * kPanel);
     pack_hidden(chunk);
     for (int64_t token = 0; token < vocabulary_; token += kVocabChunk) {

@@ -20,8 +20,24 @@ struct MatmulBlock {
   int64_t columns = 0;               // 32 or 64
 };
 
-// c += A B, row stride ldc. One thread.
+// c += Aᵀ B, row stride ldc, for an A whose rows stand in groups (below): block.a is their first,
+// block.lda the distance of two groups, block.columns 64. One thread.
 void matmul_add(const MatmulBlock& block, float* c, int64_t ldc);
+
+// Groups of rows of Aᵀ, in the order in which a register tile reads them: [group][depth / 2][6][2].
+inline constexpr int64_t kGroupRows = 6;
+// Values from one group to the next, so that groups do not all begin in the same lines of a cache.
+constexpr int64_t group_stride(int64_t depth) { return kGroupRows * depth + 32; }
+// x [depth, rows] (row stride ld) into groups whose whole depth is `whole`: depth [first, first +
+// padded_depth) of each, first and padded_depth even, with zeros from `depth` on.
+void pack_row_groups(const c10::BFloat16* x,
+                     int64_t ld,
+                     int64_t depth,
+                     int64_t rows,
+                     int64_t padded_depth,
+                     c10::BFloat16* groups,
+                     int64_t whole,
+                     int64_t first);
 
 // What a product becomes: out = bf16(A B + bias), or bf16(that + residual), both rounded to nearest
 // even. `out` may be `residual`.

@@ -30,8 +30,9 @@ BANYAN_INLINE float inverse_rms(const uint16_t* __restrict x, int64_t n, float e
   return 1.0f / __builtin_sqrtf(lanes.sum() / static_cast<float>(n) + eps);
 }
 
-// A caller passes a pointer or null, so that no choice is left in the loop, which would then stay
-// without vectors.
+// No choice is left in the loop: a masked load from a null pointer is slow, and else nothing would
+// be done in vectors.
+template <bool kAddPast>
 BANYAN_INLINE void finish_row(int64_t n,
                               float r,
                               float mean,
@@ -45,7 +46,7 @@ BANYAN_INLINE void finish_row(int64_t n,
     const float d = bf16_to_f32(grad[i]);
     const float normed = bf16_to_f32(in[i]) * r;
     const float g = fma(-normed, mean, d * bf16_to_f32(weight[i]));
-    out[i] = f32_to_bf16(past == nullptr ? r * g : fma(r, g, bf16_to_f32(past[i])));
+    out[i] = f32_to_bf16(kAddPast ? fma(r, g, bf16_to_f32(past[i])) : r * g);
     partial[i] = fma(d, bf16_to_f32(f32_to_bf16(normed)), partial[i]);
   }
 }
@@ -101,9 +102,9 @@ void rms_norm_backward_rows(int64_t rows,
     }
     const float mean = lanes.sum() / static_cast<float>(n);
     if (residual == nullptr) {
-      finish_row(n, r, mean, grad, in, weight, nullptr, out, partial);
+      finish_row<false>(n, r, mean, grad, in, weight, nullptr, out, partial);
     } else {
-      finish_row(n, r, mean, grad, in, weight, residual + row * n, out, partial);
+      finish_row<true>(n, r, mean, grad, in, weight, residual + row * n, out, partial);
     }
   }
 }
