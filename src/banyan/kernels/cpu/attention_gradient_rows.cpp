@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "banyan/core/error.h"
+#include "banyan/kernels/cpu/exp_lanes.h"
 #include "banyan/kernels/cpu/gemm.h"
 #include "banyan/kernels/cpu/multiversion.h"
 
@@ -103,30 +104,6 @@ void multiply(const Product& p, int64_t rows, int64_t columns) {
   }
 }
 
-// exp_f32 (vecmath.h), sixteen at a time; zero where the mask is.
-BANYAN_INLINE __m512 masked_exp(__mmask16 mask, __m512 x) {
-  const __m512 kShift = _mm512_set1_ps(12582912.0f);
-  __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-88.0f), x);
-  clamped = _mm512_min_ps(_mm512_set1_ps(89.0f), clamped);
-  const __m512 shifted = _mm512_fmadd_ps(clamped, _mm512_set1_ps(1.44269504088896341f), kShift);
-  const __m512 n = _mm512_sub_ps(shifted, kShift);
-  __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693147182464599609375f), clamped);
-  r = _mm512_fmadd_ps(n, _mm512_set1_ps(1.904654299957767878541823e-9f), r);
-  __m512 p = _mm512_set1_ps(1.9875691500e-4f);
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
-  p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
-  const __m512i shift_bits = _mm512_set1_epi32(0x4b400000 - 126);
-  __m512i exponent = _mm512_sub_epi32(_mm512_castps_si512(shifted), shift_bits);
-  exponent = _mm512_max_epi32(exponent, _mm512_setzero_si512());
-  const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
-  const __m512 half = _mm512_mul_ps(p, scale);
-  return _mm512_maskz_add_ps(mask, half, half);
-}
-
 BANYAN_INLINE __mmask16 first_lanes(int64_t count) {
   return static_cast<__mmask16>(count >= 16 ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
 }
@@ -164,7 +141,7 @@ void pair_scores(const GradientTile& tile,
       const __mmask16 mask = first_lanes(seen[i] - first);
       const int64_t at = i * odd * kLine + first;
       const __m512 s = _mm512_load_ps(scores + at);
-      p[i] = masked_exp(mask, _mm512_fmadd_ps(s, scale, offset[i]));
+      p[i] = _mm512_maskz_mov_ps(mask, exp_lanes(_mm512_fmadd_ps(s, scale, offset[i])));
       const __m512 fall = _mm512_sub_ps(_mm512_load_ps(grad_probs + at), mean[i]);
       ds[i] = _mm512_maskz_mul_ps(mask, p[i], fall);
     }

@@ -4,8 +4,8 @@
 #include "banyan/core/error.h"
 #include "banyan/kernels/cpu/attention_tile.h"
 #include "banyan/kernels/cpu/bf16_product.h"
+#include "banyan/kernels/cpu/exp_lanes.h"
 #include "banyan/kernels/cpu/gemm.h"
-#include "banyan/kernels/cpu/multiversion.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -22,29 +22,6 @@ namespace banyan::kernels {
 namespace {
 
 constexpr int kRows = 6;
-
-// exp_f32 (vecmath.h) of x <= 0, sixteen at a time.
-BANYAN_INLINE __m512 exp_down(__m512 x) {
-  const __m512 kShift = _mm512_set1_ps(12582912.0f);
-  const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-88.0f), x);
-  const __m512 shifted = _mm512_fmadd_ps(clamped, _mm512_set1_ps(1.44269504088896341f), kShift);
-  const __m512 n = _mm512_sub_ps(shifted, kShift);
-  __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693147182464599609375f), clamped);
-  r = _mm512_fmadd_ps(n, _mm512_set1_ps(1.904654299957767878541823e-9f), r);
-  __m512 p = _mm512_set1_ps(1.9875691500e-4f);
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
-  p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
-  const __m512i shift_bits = _mm512_set1_epi32(0x4b400000 - 126);
-  __m512i exponent = _mm512_sub_epi32(_mm512_castps_si512(shifted), shift_bits);
-  exponent = _mm512_max_epi32(exponent, _mm512_setzero_si512());
-  const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
-  const __m512 half = _mm512_mul_ps(p, scale);
-  return _mm512_add_ps(half, half);
-}
 
 // Lanes::sum of lanes.h.
 inline float sum_lanes(__m512 lanes) {
@@ -144,14 +121,14 @@ inline void softmax(
   }
   const __m512 falls = _mm512_castps256_ps512(_mm256_set_m128(fall[1], fall[0]));
   alignas(32) float alphas[8];
-  _mm256_store_ps(alphas, _mm512_castps512_ps256(exp_down(falls)));
+  _mm256_store_ps(alphas, _mm512_castps512_ps256(exp_below(falls)));
 #pragma GCC unroll 8
   for (int r = 0; r < kR; ++r) {
     const __m512 shift = _mm512_set1_ps(new_max[r]);
     __m512 total;
 #pragma GCC unroll 8
     for (int v = 0; v < kV; ++v) {
-      const __m512 p = exp_down(_mm512_sub_ps(s[r][v], shift));
+      const __m512 p = exp_below(_mm512_sub_ps(s[r][v], shift));
       const __m256bh rounded = _mm512_cvtneps_pbh(p);
       __builtin_memcpy(probs + r * kTileTokens + 16 * v, &rounded, sizeof(rounded));
       total = v == 0 ? p : _mm512_add_ps(total, p);

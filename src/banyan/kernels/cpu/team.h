@@ -4,8 +4,7 @@
 //
 // The threads are those of at::parallel_for, so nothing competes with them for the cores; between
 // passes they sleep or spin as the pool lets them. At a barrier a member spins for a moment, then
-// sleeps until the last one comes. It does not yield: newer schedulers of Linux charge a thread a
-// whole slice for that.
+// sleeps until the last one comes.
 #pragma once
 
 #include <ATen/Parallel.h>
