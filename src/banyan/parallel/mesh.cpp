@@ -31,22 +31,17 @@ constexpr std::array<const char*, kNumAxes> kNames = {"world",
 
 struct Size {
   int64_t value;
-  const char* key;
+  std::string key;
 };
 
-std::string key_of(const MeshShape& shape, const char* key) {
-  return (shape.finetunes ? "engine." : "actor_rollout_ref.actor.megatron.") + std::string(key);
-}
-
 // The product of some sizes divides the processes. Named are those that are more than one.
-void check_divides(int64_t world_size, const MeshShape& shape, std::initializer_list<Size> sizes) {
+void check_divides(int64_t world_size, std::initializer_list<Size> sizes) {
   int64_t product = 1;
   std::string names;
   for (const Size& size : sizes) {
-    const std::string key = key_of(shape, size.key);
-    BANYAN_CHECK(size.value >= 1, "[config] ", key, ": wanted >= 1, got ", size.value);
+    BANYAN_CHECK(size.value >= 1, "[config] ", size.key, ": wanted >= 1, got ", size.value);
     product *= size.value;
-    if (size.value > 1) names += (names.empty() ? "" : " x ") + key;
+    if (size.value > 1) names += (names.empty() ? "" : " x ") + size.key;
   }
   BANYAN_CHECK(world_size % product == 0,
                "[config] ",
@@ -71,23 +66,24 @@ Mesh::Mesh(int64_t num_processes, const MeshShape& shape)
                "), got ",
                shape.rollout);
   const int64_t world_size = world_size_;
-  const Size stages = {shape.pp, "pipeline_model_parallel_size"};
+  const std::string role = shape.finetunes ? "engine." : "actor_rollout_ref.actor.";
+  const std::string keys = shape.finetunes ? role : role + "megatron.";
+  const Size stages = {shape.pp, keys + "pipeline_model_parallel_size"};
+  check_divides(
+      world_size,
+      {{shape.tp, keys + "tensor_model_parallel_size"},
+       {shape.cp, keys + "context_parallel_size (or " + role + "ulysses_sequence_parallel_size)"},
+       stages});
   check_divides(world_size,
-                shape,
-                {{shape.tp, "tensor_model_parallel_size"},
-                 {shape.cp, "context_parallel_size (or ulysses_sequence_parallel_size)"},
-                 stages});
-  check_divides(world_size,
-                shape,
-                {{shape.etp, "expert_tensor_parallel_size"},
-                 {shape.ep, "expert_model_parallel_size"},
+                {{shape.etp, keys + "expert_tensor_parallel_size"},
+                 {shape.ep, keys + "expert_model_parallel_size"},
                  stages});
   dp_ = world_size / (shape.tp * shape.cp * shape.pp);
   edp_ = world_size / (shape.etp * shape.ep * shape.pp);
   if (shape_.shard <= 0 || shape_.shard > dp_ * shape.cp) shape_.shard = dp_ * shape.cp;
   BANYAN_CHECK(dp_ * shape.cp % shape_.shard == 0,
                "[config] ",
-               shape.finetunes ? "engine." : "actor_rollout_ref.actor.fsdp_config.",
+               shape.finetunes ? role : role + "fsdp_config.",
                "fsdp_size: wanted a divisor of data x context parallel size (",
                dp_ * shape.cp,
                "), got ",

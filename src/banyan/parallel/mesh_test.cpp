@@ -164,8 +164,9 @@ TEST(Mesh, SizesThatDoNotFitAreNamed) {
           "tensor_model_parallel_size: wanted a divisor of the number of processes (6), got 4");
   EXPECT_EQ(message_of(6, {.cp = 2, .pp = 2}),
             megatron +
-                "context_parallel_size (or ulysses_sequence_parallel_size) x actor_rollout_ref."
-                "actor.megatron.pipeline_model_parallel_size: wanted a divisor of the number of "
+                "context_parallel_size (or actor_rollout_ref.actor.ulysses_sequence_parallel_size) "
+                "x actor_rollout_ref.actor.megatron.pipeline_model_parallel_size: wanted a divisor "
+                "of the number of "
                 "processes (6), got 4");
   EXPECT_EQ(
       message_of(6, {.ep = 4}),

@@ -11,8 +11,8 @@
 
 namespace banyan::testing {
 
-// Rows of unequal lengths on common trunks; a row has one sample (SFT) or two, a
-// pair of answers to one question. Some leave a token out of the loss.
+// Rows of unequal lengths on common trunks; a row has one sample (SFT) or two, a pair of answers to
+// one question. Some leave a token out of the loss.
 inline std::vector<train::Example> finetune_rows(int32_t count, int32_t num_samples) {
   std::vector<train::Example> out;
   for (int32_t row = 0; row < count; ++row) {

@@ -83,7 +83,7 @@ void actor_metrics(const Config& config, const StepResult& result, Metrics& metr
     tokens += update.num_tokens;
     norm += update.grad_norm;
     skipped += update.skipped ? 1.0 : 0.0;
-    add(update.loss, sum);
+    add_metrics(update.loss, sum);
     algo::merge(update.correction, correction);
   }
   for (const auto& [name, metric] : correction) {

@@ -369,10 +369,14 @@ void check_heads(const Config& config, parallel::Groups& groups) {
   };
   check(config.model.path, models::HeadKind::kVocabulary);
   if (config.actor.use_kl_loss || config.algorithm.use_kl_in_reward) {
-    check(config.ref_model_path.value_or(config.model.path), models::HeadKind::kVocabulary);
+    under_names(names_of_role("actor_rollout_ref.ref."), [&] {
+      check(config.ref_model_path.value_or(config.model.path), models::HeadKind::kVocabulary);
+    });
   }
   if (wants_critic(config)) {
-    check(config.critic_model_path.value_or(config.model.path), models::HeadKind::kValue);
+    under_names(names_of_role("critic."), [&] {
+      check(config.critic_model_path.value_or(config.model.path), models::HeadKind::kValue);
+    });
   }
 }
 

@@ -283,7 +283,7 @@ TEST(TensorRanks, ARoleWhoseModelCannotBeCutIsRefusedByItsOwnKey) {
   config.ref_tensor_model_parallel_size = 2;
   const auto refusal = [&](const Config& with) -> std::string {
     try {
-      testing::run_layout(2, with);
+      testing::run_layout(2 * with.actor.ulysses_sequence_parallel_size, with);
     } catch (const std::exception& error) {
       return error.what();
     }
@@ -296,6 +296,14 @@ TEST(TensorRanks, ARoleWhoseModelCannotBeCutIsRefusedByItsOwnKey) {
   EXPECT_EQ(refusal(critic), "[config] critic." + wanted);
   Config reference = config;
   reference.ref_model_path = model;
+  EXPECT_EQ(refusal(reference), "[config] actor_rollout_ref.ref." + wanted);
+  // Heads over context ranks are looked at earlier.
+  for (Config* with : {&critic, &reference}) {
+    with->actor.ulysses_sequence_parallel_size = 2;
+    with->ref_ulysses_sequence_parallel_size = 2;
+    with->critic.ulysses_sequence_parallel_size = 2;
+  }
+  EXPECT_EQ(refusal(critic), "[config] critic." + wanted);
   EXPECT_EQ(refusal(reference), "[config] actor_rollout_ref.ref." + wanted);
 }
 

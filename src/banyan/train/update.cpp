@@ -17,7 +17,7 @@
 
 namespace banyan::train {
 
-void add(const algo::LossMetrics& from, algo::LossMetrics& to) {
+void add_metrics(const algo::LossMetrics& from, algo::LossMetrics& to) {
   to.loss += from.loss;
   to.pg_loss += from.pg_loss;
   to.kl_loss += from.kl_loss;
@@ -178,7 +178,7 @@ void walk_part(const Config& config,
             loss_tokens(config, batch, part.samples, losses.weights, which, outputs),
             losses.weights.scale,
             losses.options);
-        add(loss.metrics, result.loss);
+        add_metrics(loss.metrics, result.loss);
         return TokenGradients{.value = loss.grad_log_prob, .entropy = loss.grad_entropy};
       },
       watching,
@@ -221,7 +221,7 @@ UpdateResult local_gradients(const Config& config,
   result.correction = std::move(losses.weights.metrics);
   count(part, result);
   // The figures of a rank are added to those of the others.
-  if (losses.whole && layout.ranks->is_first()) add(losses.whole->metrics, result.loss);
+  if (losses.whole && layout.ranks->is_first()) add_metrics(losses.whole->metrics, result.loss);
   model.params().ensure_grads();
   model.params().zero_grads();
   // A rank without a sample has gradients of zero, and takes part in the sums.

@@ -43,8 +43,8 @@ bool router_in_double(const Config& config);
 
 MiniBatchOptions actor_mini_batches(const Config& config);
 
-// Sums of some samples, and then of those in `from` too.
-void add(const algo::LossMetrics& from, algo::LossMetrics& to);
+// `to` becomes the sums of its samples and those of `from`.
+void add_metrics(const algo::LossMetrics& from, algo::LossMetrics& to);
 
 // `verify`: compute the gradients without sharing too (train/verify.h).
 UpdateResult update(const Config& config,

@@ -1,6 +1,6 @@
 // The steps of attention_gradient_tile.h on processors with avx512_bf16, bit for bit: products in
 // register tiles of up to 6 rows x 64 columns, each over the keys or queries alone that the causal
-// mask leaves (what is skipped is a sum of zeros).
+// mask leaves. What is skipped is a sum of zeros, or NaN where an operand is none that is finite.
 #pragma once
 
 #include "banyan/kernels/cpu/attention_gradient_tile.h"

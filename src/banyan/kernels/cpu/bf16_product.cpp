@@ -157,7 +157,8 @@ void bf16_product(const Bf16Product& p) {
     int64_t row = 0;
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t rows = (p.rows - row + blocks - block - 1) / (blocks - block);
-      if (left <= 0) {
+      const bool before_queue = left > 0;
+      if (!before_queue) {
         // A line for every other pair: at one for each, reading the panel itself is held up.
         const FetchQueue::Range range =
             queued ? p.then->take(pairs * kLine / 2) : FetchQueue::Range{};
@@ -165,8 +166,10 @@ void bf16_product(const Bf16Product& p) {
       }
       tile_for(rows, vectors, lines_of(ahead.step), is_masked)(p, row, column, mask, ahead);
       row += rows;
-      ahead.at += step * pairs;
-      left -= step * pairs;
+      if (before_queue) {
+        ahead.at += step * pairs;
+        left -= step * pairs;
+      }
     }
   }
 }

@@ -114,7 +114,7 @@ class PassRun {
       rotate_and_write(layer);
       if (last && in_.num_wanted == 0) break;
       attend(layer);
-      if (!last) queue_pages(model_.layers[i + 1]);
+      last ? pages_.clear() : queue_pages(model_.layers[i + 1]);
       if (last && !all_wanted_) keep_wanted();
       project_and_add(layer.out, at_.attended, widths_.q, layer.gate_up.weight);
       norm_rows(layer.post_norm);

@@ -144,8 +144,8 @@ void gemm_tile_portable(const RowTile& a,
 // Rows that are packed together; a multiple of both the rows of a group and kRowStep.
 inline constexpr int64_t kPackRows = 96;
 // Rows of an A that stand as columns, packed for add_product with depth `whole` in all: in groups
-// (matmul_block.h) for register tiles, else row by row. Where row `row` begins, a multiple of
-// kPackRows, and the values of that many rows.
+// (matmul_block.h) for register tiles, else row by row. Where row `row` begins, a multiple of the
+// rows of a group or of kRowStep; and, of any number, the values that so many rows take.
 int64_t packed_rows_offset(int64_t row, int64_t whole);
 // x [depth, rows] (row stride ld) -> depth [first, first + padded_depth) of `rows` rows, with zeros
 // from `depth` on. first, padded_depth and whole are multiples of 32.

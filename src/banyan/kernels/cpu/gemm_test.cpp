@@ -312,21 +312,30 @@ TEST(Gemm, RegisterTilesTakeAnyNumberOfColumns) {
 TEST(WeightGradient, EqualsTheSumAndDoesNotDependOnThreads) {
   const int threads = at::get_num_threads();
   for (const auto [in, out] : kShapes) {
+    // Rows stand further apart than they are long.
+    const int64_t ld_dy = out + 6, ld_x = in + 10, ld_grad = in + 2;
     for (const int64_t rows : {0, 1, 63, 600, 1300}) {
-      const std::vector<BFloat16> dy = normal_bf16(rows * out, 11);
-      const std::vector<BFloat16> x = normal_bf16(rows * in, 12);
-      const std::vector<float> start = normal(out * in, 13);
-      std::vector<float> grad = start, again = start;
-      weight_gradient(dy.data(), out, x.data(), in, rows, out, in, grad.data(), in);
-      at::set_num_threads(1);
-      weight_gradient(dy.data(), out, x.data(), in, rows, out, in, again.data(), in);
+      const std::vector<BFloat16> dy = normal_bf16(rows * ld_dy, 11);
+      const std::vector<BFloat16> x = normal_bf16(rows * ld_x, 12);
+      const std::vector<float> start = normal(out * ld_grad, 13);
+      const auto gradient = [&] {
+        std::vector<float> grad = start;
+        weight_gradient(dy.data(), ld_dy, x.data(), ld_x, rows, out, in, grad.data(), ld_grad);
+        return grad;
+      };
+      const std::vector<float> grad = gradient();
+      for (const int num_threads : {1, 2, 3, 5}) {
+        at::set_num_threads(num_threads);
+        const std::vector<float> again = gradient();
+        ASSERT_TRUE(same_bits(grad.data(), again.data(), out * ld_grad))
+            << in << "x" << out << " " << rows << " over " << num_threads;
+      }
       at::set_num_threads(threads);
-      ASSERT_TRUE(same_bits(grad.data(), again.data(), out * in))
-          << in << "x" << out << " " << rows;
-      for (int64_t i = 0; i < out * in; i += 97) {
+      for (int64_t i = 0; i < out * ld_grad; i += 97) {
+        const int64_t row = i / ld_grad, column = i % ld_grad;
         double want = start[i], size = std::abs(want);
-        for (int64_t t = 0; t < rows; ++t) {
-          const double term = double(dy[t * out + i / in]) * double(x[t * in + i % in]);
+        for (int64_t t = 0; t < rows && column < in; ++t) {
+          const double term = double(dy[t * ld_dy + row]) * double(x[t * ld_x + column]);
           want += term;
           size += std::abs(term);
         }

@@ -23,14 +23,17 @@ constexpr int64_t kMostDepth =
 constexpr int64_t kDepthStep = 64;  // few depths, so few kernels are compiled at run time
 
 // Who multiplies what: whole packs of rows of dW with all panels, as many as the threads share
-// evenly, then the packs that are left, each cut by panels into as many equal parts as it takes.
+// evenly, then the packs that are left, each cut by panels into as many equal parts as it takes,
+// but of two panels at least, since each part packs for itself.
 class PackShares {
  public:
   PackShares(int64_t packs, int64_t panels) : panels_(panels) {
     const int64_t threads = at::get_num_threads();
     whole_ = packs / threads * threads;
     left_ = packs - whole_;
-    if (left_ > 0) parts_ = std::min(panels, threads / std::gcd(left_, threads));
+    if (left_ > 0) {
+      parts_ = std::min(divide_up(panels, 2), threads / std::gcd(left_, threads));
+    }
   }
 
   struct Share {

@@ -274,7 +274,7 @@ void matmul_add(const MatmulBlock&, float*, int64_t) {
 }
 
 void pack_row_groups(
-    const BFloat16*, int64_t, int64_t, int64_t, int64_t, BFloat16*, int64_t, int64_t) {
+    const c10::BFloat16*, int64_t, int64_t, int64_t, int64_t, c10::BFloat16*, int64_t, int64_t) {
   BANYAN_ASSERT(false, "pack_row_groups: the processor has no avx512_bf16");
 }
 

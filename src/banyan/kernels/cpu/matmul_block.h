@@ -20,11 +20,12 @@ struct MatmulBlock {
   int64_t columns = 0;               // 32 or 64
 };
 
-// c += Aᵀ B, row stride ldc, for an A whose rows stand in groups (below): block.a is their first,
-// block.lda the distance of two groups, block.columns 64. One thread.
+// c += A B, row stride ldc, for rows of A in groups (below): block.a is the first group, block.lda
+// the values from one to the next. One thread.
 void matmul_add(const MatmulBlock& block, float* c, int64_t ldc);
 
-// Groups of rows of Aᵀ, in the order in which a register tile reads them: [group][depth / 2][6][2].
+// Rows of an A that stands transposed, as x = Aᵀ, in groups in the order in which a register tile
+// reads them: [group][depth / 2][6][2].
 inline constexpr int64_t kGroupRows = 6;
 // Values from one group to the next, so that groups do not all begin in the same lines of a cache.
 constexpr int64_t group_stride(int64_t depth) { return kGroupRows * depth + 32; }

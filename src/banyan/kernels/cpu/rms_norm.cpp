@@ -30,8 +30,8 @@ BANYAN_INLINE float inverse_rms(const uint16_t* __restrict x, int64_t n, float e
   return 1.0f / __builtin_sqrtf(lanes.sum() / static_cast<float>(n) + eps);
 }
 
-// No choice is left in the loop: a masked load from a null pointer is slow, and else nothing would
-// be done in vectors.
+// Whether there is a past is no choice in the loop: the compiler would load it under a mask, slowly
+// where it is null, or leave the loop without vectors.
 template <bool kAddPast>
 BANYAN_INLINE void finish_row(int64_t n,
                               float r,
